@@ -1,0 +1,181 @@
+"""EngineConfig: every setting of an engine, declared once; flags, variables and docs follow.
+
+A field's metadata holds its help text and, where DeepInfer has a variable for it, that name.
+The groups are composed, frozen and checked at construction. What is found at run time (blocks
+that fit in memory) does not belong here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from deepinfer.errors import ConfigError
+
+Precision = Literal["exact", "float32", "fast"]
+DeviceName = Literal["auto", "cpu", "cuda", "null"]
+LoadFormat = Literal["auto", "dummy"]
+ReplayMode = Literal["full", "bounded"]
+
+
+def option(default: Any, help_text: str, *, variable: str | None = None) -> Any:
+    """A settings field: default, help text, and the DEEPINFER_ variable that also sets it."""
+    return field(default=default, metadata={"help": help_text, "variable": variable})
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """Which model, and how its numbers are computed."""
+
+    model: str | None = option(
+        None, "checkpoint folder or hub id; the small model that ships with the package when not given",
+        variable="DEEPINFER_HF_MODEL_DIR",
+    )  # fmt: skip
+    revision: str | None = option(None, "hub revision (branch, tag or commit)")
+    load_format: LoadFormat = option("auto", "auto: read the checkpoint; dummy: healthy random weights")
+    layers: tuple[int, ...] | None = option(
+        None, "run only these layers of the checkpoint (tests of full-width layers), as in 0,2,20"
+    )
+    max_model_len: int | None = option(None, "longest prompt + answer in tokens; the model's own limit when not given")
+    precision: Precision = option(
+        "fast", "exact: all roundings of the released reference; float32: none but the caches'; fast: backend's choice"
+    )
+    device: DeviceName = option("auto", "where the model runs; null computes nothing (engine tests)", variable="DEEPINFER_ACCELERATOR")
+    decoder_replay: ReplayMode = option(
+        "full", "full: every prompt token passes every layer; bounded: only the last ones pass the decoder half",
+        variable="DEEPINFER_YOCO_PREFILL_TRUNCATION_MODE",
+    )  # fmt: skip
+    replay_keep_tokens: int = option(
+        140, "prompt tokens that pass the decoder half when decoder_replay is bounded",
+        variable="DEEPINFER_YOCO_PREFILL_KEEP_TOKENS",
+    )  # fmt: skip
+    enforce_eager: bool = option(True, "run without captured device graphs", variable="DEEPINFER_ENFORCE_EAGER")
+    batch_invariant: bool = option(
+        False, "a request's logits do not depend on the rest of the batch, bit for bit",
+        variable="DEEPINFER_BATCH_INVARIANT",
+    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        _one_of(self, "load_format", ("auto", "dummy"))
+        _one_of(self, "precision", ("exact", "float32", "fast"))
+        _one_of(self, "device", ("auto", "cpu", "cuda", "null"))
+        _one_of(self, "decoder_replay", ("full", "bounded"))
+        _at_least(self, "replay_keep_tokens", 1)
+        _at_least(self, "max_model_len", 2)
+        if self.layers is not None and (not self.layers or list(self.layers) != sorted(set(self.layers)) or self.layers[0] < 0):
+            raise ConfigError(f"layers is {self.layers}; it must be ascending layer numbers from 0 on, as in 0,2,20")
+        if not self.enforce_eager:
+            raise ConfigError("enforce_eager is false, but captured graphs are not there yet; leave it true")
+        if self.batch_invariant:
+            raise ConfigError("batch_invariant is true, but no backend here promises it yet; leave it false")
+
+
+@dataclass(frozen=True)
+class CacheOptions:
+    """How much memory the caches take."""
+
+    kv_cache_bytes: int | None = option(None, "bytes for cache blocks; chosen from free memory when not given")
+    num_blocks: int | None = option(None, "cache blocks, instead of kv_cache_bytes (one more is kept for padding)")
+
+    def __post_init__(self) -> None:
+        _at_least(self, "kv_cache_bytes", 1)
+        _at_least(self, "num_blocks", 1)
+        if self.kv_cache_bytes is not None and self.num_blocks is not None:
+            raise ConfigError("kv_cache_bytes and num_blocks say the same thing in two ways; give one of them")
+
+
+@dataclass(frozen=True)
+class SchedulerOptions:
+    """How requests share the steps."""
+
+    max_num_requests: int = option(64, "requests that run at the same time")
+    max_step_tokens: int = option(2048, "tokens in one step, prompts and answers together")
+    max_chunk_tokens: int | None = option(None, "most prompt tokens of one request in one step; max_step_tokens when not given")
+    max_queue: int = option(4096, "requests that may wait; more are refused")
+    async_scheduling: bool = option(True, "plan the next step while the current one runs")
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_requests", "max_step_tokens", "max_chunk_tokens", "max_queue"):
+            _at_least(self, name, 1)
+        if self.max_step_tokens < self.max_num_requests:
+            raise ConfigError(
+                f"max_step_tokens is {self.max_step_tokens} but must be at least max_num_requests "
+                f"({self.max_num_requests}), so that every running request can take a token in a step"
+            )
+
+
+@dataclass(frozen=True)
+class SpeculateOptions:
+    """Speculative decoding."""
+
+    num_draft_tokens: int = option(0, "drafted tokens per step; 0 = none", variable="DEEPINFER_USE_NEXTN_DECODE")
+    draft_scheduling: bool = option(
+        False, "choose the number of drafts per step by confidence", variable="DEEPINFER_ENABLE_MTP_VARLEN"
+    )
+
+    def __post_init__(self) -> None:
+        if self.num_draft_tokens != 0:
+            raise ConfigError(f"num_draft_tokens is {self.num_draft_tokens}, but drafting is not there yet; leave it 0")
+        if self.draft_scheduling:
+            raise ConfigError("draft_scheduling is true, but drafting is not there yet; leave it false")
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """All settings of one engine."""
+
+    model: ModelOptions = field(default_factory=ModelOptions)
+    cache: CacheOptions = field(default_factory=CacheOptions)
+    scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
+    speculate: SpeculateOptions = field(default_factory=SpeculateOptions)
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, Any]) -> EngineConfig:
+        """From flat option names, as `LLM(**options)` and the command line give them.
+
+        Raises ConfigError for an unknown name (with the nearest valid one) or a refused value.
+        """
+        groups = {}
+        for group in dataclasses.fields(cls):
+            kind: Any = group.default_factory
+            names = [spec.name for spec in dataclasses.fields(kind)]
+            groups[group.name] = kind(**{name: options[name] for name in names if name in options})
+        known = [spec.name for spec in declared()]
+        for name in options:
+            if name not in known:
+                raise unknown_option(name, known)
+        return cls(**groups)
+
+
+def declared() -> tuple[dataclasses.Field[Any], ...]:
+    """Every option of every group, in order."""
+    kinds: list[Any] = [group.default_factory for group in dataclasses.fields(EngineConfig)]
+    return tuple(spec for kind in kinds for spec in dataclasses.fields(kind))
+
+
+def unknown_option(name: str, known: list[str]) -> ConfigError:
+    """The error for a name that no option has, with the nearest valid one."""
+    import difflib
+
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}?" if near else f"known options: {', '.join(known)}"
+    return ConfigError(f"unknown option {name!r}; {hint}")
+
+
+def _one_of(options: object, name: str, allowed: tuple[str, ...]) -> None:
+    value = getattr(options, name)
+    if value not in allowed:
+        raise ConfigError(f"{name} is {value!r}; it must be one of {', '.join(allowed)}")
+
+
+def _at_least(options: object, name: str, low: int) -> None:
+    value = getattr(options, name)
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or not math.isfinite(value):
+        raise ConfigError(f"{name} is {value!r}; it must be a whole number")
+    if value < low:
+        raise ConfigError(f"{name} is {value}; it must be at least {low}")

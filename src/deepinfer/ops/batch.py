@@ -1,0 +1,45 @@
+"""Where each token of a step stands: the one description that every cache-touching op reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class TokenBatch:
+    """The tokens of one pass through some layers, row after row.
+
+    A row is one request's stretch of consecutive tokens. Keys and values of earlier positions lie
+    in the row's slot (rings) and blocks (pages); those of the stretch itself are computed in the
+    step and handed to the ops directly, since a ring need not hold a whole prompt chunk.
+
+    The decoder half gets a batch of its own with fewer tokens; a row may then be empty.
+
+    positions: [tokens] int32, position in the request's sequence.
+    rows: [tokens] int32, the token's row.
+    row_offsets: [rows + 1] int32; row r owns tokens row_offsets[r] .. row_offsets[r + 1] - 1.
+    row_starts: [rows] int32, position of the row's first token.
+    row_slots: [rows] int32; 0 is the padding slot, which is never written.
+    block_table: [rows, columns] int32; entry c holds positions c * block_tokens onwards; 0 is the
+        padding block, which is never written.
+    window_starts: [rows] int32, the first position that has a window vector in these layers
+        (0, or where a bounded replay began).
+    block_tokens: tokens per block.
+    max_position: host-side bound, the largest position in the batch, -1 when it is empty.
+    """
+
+    positions: Tensor
+    rows: Tensor
+    row_offsets: Tensor
+    row_starts: Tensor
+    row_slots: Tensor
+    block_table: Tensor
+    window_starts: Tensor
+    block_tokens: int
+    max_position: int
+
+    @property
+    def num_tokens(self) -> int:
+        return self.positions.shape[0]

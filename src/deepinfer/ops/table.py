@@ -1,0 +1,319 @@
+"""The op table: every unit of maths that the model calls, as one documented signature.
+
+A method of `Ops` is a specification; `bind` puts an implementation in its place on a table. The
+torch reference (`ops/reference`) implements all of them; a backend replaces what it does better.
+An op and the `prepare_*` op that packs its weights are replaced as a pair, since only they know
+the packed form.
+
+Letters: T tokens, R rows, m residual streams, H hidden, h heads, D head dimension, E experts,
+k chosen, V vocabulary. "Activation" tensors are float32, or whatever the backend's precision
+says; the model never looks at their dtype. Formulas: the architecture page `docs/model.md`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from deepinfer.ops.batch import TokenBatch
+from deepinfer.ops.weights import (
+    AttentionWeights,
+    CompressorWeights,
+    EngramWeights,
+    ExpertWeights,
+    HeadWeights,
+    HyperWeights,
+    IndexerWeights,
+    NgramSpec,
+    NormWeights,
+    RouterWeights,
+    Weight,
+)
+
+Prepared = Any  # what a prepare op returns; only the ops of its pair look inside
+
+
+@dataclass(frozen=True)
+class Mix:
+    """Hyper-connection weights of one half layer.
+
+    pre: [T, m] collapses the streams for the *next* half. post: [T, m] spreads this half's output.
+    comb: [T, m from, m to] mixes the streams. All float32.
+    """
+
+    pre: Tensor
+    post: Tensor
+    comb: Tensor
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Compressed entries that each token attends to.
+
+    entries: [T, n] int32 ascending, n <= top_k, -1 where there are fewer.
+    candidates: [T, c] int32 candidate blocks ascending, -1 where there are fewer; None before the
+        candidate source.
+    """
+
+    entries: Tensor
+    candidates: Tensor | None
+
+
+class Ops:
+    """One implementation per op; see the module docstring. `name` says where each came from."""
+
+    def __init__(self) -> None:
+        self.origin: dict[str, str] = {}
+
+    # -- embedding and head
+
+    def prepare_embedding(self, weight: Weight) -> Prepared:
+        """Pack the embedding table [V, H] bf16."""
+        raise NotImplementedError
+
+    def embed(self, tokens: Tensor, embedding: Prepared) -> Tensor:
+        """tokens [T] int -> [T, H]."""
+        raise NotImplementedError
+
+    def prepare_head(self, head: HeadWeights) -> Prepared:
+        """Pack the final norm and the head."""
+        raise NotImplementedError
+
+    def head(self, streams: Tensor, pre: Tensor, head: Prepared) -> Tensor:
+        """Collapse streams [T, m, H] with pre [T, m], norm, multiply: logits [T, V] float32."""
+        raise NotImplementedError
+
+    # -- hyper-connections
+
+    def prepare_hyper(self, hyper: HyperWeights, norm: NormWeights) -> Prepared:
+        """Pack the mix weights of a half layer and the norm of its input."""
+        raise NotImplementedError
+
+    def hyper_enter(self, streams: Tensor, pre: Tensor, hyper: Prepared) -> tuple[Tensor, Mix]:
+        """Input of a half layer: norm(collapse(streams, pre)) [T, H], and the mix of this half.
+
+        streams [T, m, H]; pre [T, m] from the half before (one-hot on stream 0 at the start).
+        """
+        raise NotImplementedError
+
+    def hyper_leave(self, streams: Tensor, output: Tensor, mix: Mix) -> Tensor:
+        """new[j] = post[j] * output + sum_i comb[i, j] * streams[i]: [T, m, H]."""
+        raise NotImplementedError
+
+    # -- attention
+
+    def prepare_attention(self, attention: AttentionWeights) -> Prepared:
+        """Pack the attention of one layer."""
+        raise NotImplementedError
+
+    def attention_inputs(self, x: Tensor, positions: Tensor, attention: Prepared) -> tuple[Tensor, Tensor, Tensor]:
+        """Query and window paths.
+
+        x [T, H]; positions [T] int32. Returns the low-rank query rmsnorm(wq_a x) [T, q_rank], the
+        rotated query [T, h, D] and the packed window rows rope(rmsnorm(wkv x)) [T, bytes] uint8
+        (e4m3 values, then one ue8m0 scale per 32).
+        """
+        raise NotImplementedError
+
+    def attend(
+        self,
+        q: Tensor,
+        window_rows: Tensor,
+        batch: TokenBatch,
+        ring: Tensor,
+        pages: Tensor | None,
+        entries: Tensor | None,
+        attention: Prepared,
+    ) -> Tensor:
+        """Attention over the last window positions and the selected entries, with a sink; then inverse RoPE.
+
+        q [T, h, D]; window_rows [T, bytes] of this step's tokens. ring [slots, length, bytes]
+        uint8: position p of a request lies at p % length and is read for positions before the
+        row's start only. A token at p sees positions max(p - window + 1, window_starts) .. p.
+        pages [blocks, entries per block, bytes] uint8 (e2m1 codes, low nibble first, then one e4m3
+        scale per 16) and entries [T, n] (`Selection.entries`), both None in a window-only layer.
+        Returns [T, h, D], the last rope dimensions rotated back by the query's position.
+        """
+        raise NotImplementedError
+
+    def store_window(self, window_rows: Tensor, batch: TokenBatch, ring: Tensor) -> None:
+        """Write each row's last `length` window rows into its slot's ring, at position % length."""
+        raise NotImplementedError
+
+    def project_out(self, attended: Tensor, attention: Prepared) -> Tensor:
+        """Grouped low-rank output: wo_a per group of heads, then wo_b. [T, h, D] -> [T, H]."""
+        raise NotImplementedError
+
+    # -- compressed keys and their index
+
+    def prepare_compressor(self, compressor: CompressorWeights) -> Prepared:
+        """Pack the compressor and index-key weights of a KV source."""
+        raise NotImplementedError
+
+    def compress(
+        self,
+        x: Tensor,
+        batch: TokenBatch,
+        compressor: Prepared,
+        state: Tensor | None,
+        pages: Tensor,
+        index_pages: Tensor,
+    ) -> None:
+        """Write the compressed vectors and index keys of every group that these tokens complete.
+
+        x [T, H]. Group j holds positions j * ratio .. (j + 1) * ratio - 1 and is complete with its
+        last. state [slots, length, 2, D] float32 (None at ratio 1): key and score rows of the
+        latest positions, at position % length; read for the part of a group that lies before the
+        row's start, then updated. pages [blocks, entries, bytes] uint8 as in `attend`; index_pages
+        [blocks, entries, bytes] uint8 (e2m1 codes, then one ue8m0 scale per 32). Entry j lies in
+        the row's block j // entries.
+        """
+        raise NotImplementedError
+
+    def prepare_indexer(self, indexer: IndexerWeights) -> Prepared:
+        """Pack the index-query weights of an index source."""
+        raise NotImplementedError
+
+    def select(
+        self,
+        x: Tensor,
+        low_rank: Tensor,
+        batch: TokenBatch,
+        indexer: Prepared,
+        index_pages: Tensor,
+        candidates: Tensor | None,
+    ) -> Selection:
+        """Pick the top_k compressed entries for each token, ascending; ties go to the lower entry.
+
+        x [T, H], low_rank [T, q_rank]. A token at p sees entries j < (p + 1) // ratio. A candidate
+        source also returns its best blocks (block score = best entry; the block of the newest
+        visible entry always among them); with `candidates` given, only their entries count.
+        Scores: sum over heads of weight * relu(q . key).
+        """
+        raise NotImplementedError
+
+    # -- experts
+
+    def prepare_router(self, router: RouterWeights) -> Prepared:
+        """Pack a router."""
+        raise NotImplementedError
+
+    def route(self, x: Tensor, is_image: Tensor | None, router: Prepared) -> tuple[Tensor, Tensor]:
+        """Choose experts: (chosen [T, k] int32 best first, share [T, k] float32).
+
+        is_image [T] bool selects the image bias; None = all text. Ties go to the lower expert.
+        """
+        raise NotImplementedError
+
+    def prepare_experts(self, experts: ExpertWeights) -> Prepared:
+        """Pack routed experts; the packed form keeps the expert as first dimension."""
+        raise NotImplementedError
+
+    def experts(self, x: Tensor, chosen: Tensor, share: Tensor, experts: Prepared) -> Tensor:
+        """Sum over the chosen experts of w2(share * swiglu(w1 x, w3 x)): [T, H] float32, fixed order."""
+        raise NotImplementedError
+
+    def prepare_shared_expert(self, expert: ExpertWeights) -> Prepared:
+        """Pack the shared expert."""
+        raise NotImplementedError
+
+    def shared_expert(self, x: Tensor, routed: Tensor, expert: Prepared) -> Tensor:
+        """routed + w2(swiglu(w1 x, w3 x)): [T, H]."""
+        raise NotImplementedError
+
+    # -- engram
+
+    def prepare_ngrams(self, spec: NgramSpec) -> Prepared:
+        """Pack the hash constants."""
+        raise NotImplementedError
+
+    def ngram_rows(self, tokens: Tensor, batch: TokenBatch, ring: Tensor, ngrams: Prepared) -> Tensor:
+        """Table rows of the n-grams that end at each token: [layers, T, columns] int64.
+
+        tokens [T] int. ring [slots, length] int32: the token at position p lies at p % length; read
+        for positions before the row's start only. Look-back stops at the start of the sequence and
+        at image tokens; from there on the pad id stands in.
+        """
+        raise NotImplementedError
+
+    def prepare_engram(self, engram: EngramWeights) -> Prepared:
+        """Pack the engram of one layer; the table may stay where it is."""
+        raise NotImplementedError
+
+    def engram(self, streams: Tensor, rows: Tensor, is_image: Tensor | None, engram: Prepared) -> Tensor:
+        """streams + gate * value: [T, m, H]; rows [T, columns] of this layer; image tokens pass unchanged."""
+        raise NotImplementedError
+
+    # -- tokens and sampling
+
+    def store_tokens(self, tokens: Tensor, batch: TokenBatch, ring: Tensor) -> None:
+        """Write each row's last `length` tokens into its slot's token ring [slots, length] int32."""
+        raise NotImplementedError
+
+    def draw(self, logits: Tensor, temperature: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
+        """One token per row [n] int64: argmax(logits / temperature + Gumbel noise of (seed, position)).
+
+        logits [n, V] float32, -inf = excluded; temperature [n] float32, 0 = greedy, no noise; seeds
+        [n] int64; positions [n] int64, of the token being drawn. Ties go to the lower id. The noise
+        of an id depends on (seed, position, id) only, never on the row or the batch.
+        """
+        raise NotImplementedError
+
+
+PAIRS: Mapping[str, tuple[str, ...]] = {
+    "prepare_embedding": ("embed",),
+    "prepare_head": ("head",),
+    "prepare_hyper": ("hyper_enter",),
+    "prepare_attention": ("attention_inputs", "attend", "project_out"),
+    "prepare_compressor": ("compress",),
+    "prepare_indexer": ("select",),
+    "prepare_router": ("route",),
+    "prepare_experts": ("experts",),
+    "prepare_shared_expert": ("shared_expert",),
+    "prepare_ngrams": ("ngram_rows",),
+    "prepare_engram": ("engram",),
+}
+OP_NAMES = tuple(
+    name for name, value in vars(Ops).items() if inspect.isfunction(value) and not name.startswith("_")
+)
+
+
+def build(layers: Mapping[str, Mapping[str, Callable[..., Any]]]) -> Ops:
+    """An op table from named sets of implementations, later sets over earlier ones.
+
+    layers: origin -> {op name: function}, as in {"reference": {...}, "cpu": {...}}.
+    Raises ValueError for a name that is no op, a signature that differs from the specification,
+    an op that nobody implements, and an op taken from another set than its `prepare_*`.
+    """
+    ops, chosen = Ops(), {}
+    for origin, functions in layers.items():
+        for name, function in functions.items():
+            _check_signature(origin, name, function)
+            chosen[name] = (origin, function)
+    missing = [name for name in OP_NAMES if name not in chosen]
+    if missing:
+        raise ValueError(f"no implementation of {', '.join(missing)}")
+    for prepare, users in PAIRS.items():
+        for user in users:
+            if chosen[user][0] != chosen[prepare][0]:
+                raise ValueError(
+                    f"{user} comes from {chosen[user][0]} but {prepare} from {chosen[prepare][0]}; "
+                    "an op and its prepare op are replaced together"
+                )
+    for name, (origin, function) in chosen.items():
+        setattr(ops, name, function)
+        ops.origin[name] = origin
+    return ops
+
+
+def _check_signature(origin: str, name: str, function: Callable[..., Any]) -> None:
+    if name not in OP_NAMES:
+        raise ValueError(f"{origin} offers {name!r}, which is no op; ops are {', '.join(OP_NAMES)}")
+    expected = list(inspect.signature(getattr(Ops, name)).parameters)[1:]
+    offered = list(inspect.signature(function).parameters)
+    if offered != expected:
+        raise ValueError(f"{name} of {origin} takes ({', '.join(offered)}); the table says ({', '.join(expected)})")
