@@ -1,0 +1,103 @@
+"""DEEPINFER_ variables as engine options.
+
+Every option has the variable DEEPINFER_<OPTION_NAME>; some also have an older DeepInfer name. A
+variable that no option has is an error, never ignored; one set to the empty text counts as not set.
+What is given in code or as a flag goes before a variable, and a variable before the default.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from deepinfer.config import fields
+from deepinfer.config.engine import EngineConfig
+from deepinfer.config.fields import Option
+from deepinfer.env import PREFIX
+from deepinfer.errors import ConfigError
+
+
+def engine_config(options: Mapping[str, Any], variables: Mapping[str, str]) -> EngineConfig:
+    """The settings of an engine from explicit options and, behind them, DEEPINFER_ variables.
+
+    Raises ConfigError; where the refused value came from a variable, the message names it.
+    """
+    values, origins = _read(variables)
+    try:
+        return EngineConfig.from_options({**values, **options})
+    except ConfigError as error:
+        raise _with_variables(error, {name: origins[name] for name in origins if name not in options}) from None
+
+
+def options_from_environment(variables: Mapping[str, str]) -> dict[str, Any]:
+    """Option values from variables, by option name.
+
+    Raises ConfigError for an unknown name (with the nearest valid one), a value of the wrong form,
+    or two variables that set one option differently. Ranges are checked by `engine_config`.
+    """
+    return _read(variables)[0]
+
+
+def variables_of(option: Option) -> tuple[str, ...]:
+    """The variables that set an option, DeepInfer's older name first."""
+    own = PREFIX + option.name.upper()
+    return (own,) if option.variable is None else (option.variable, own)
+
+
+def _read(variables: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """(values, the variable that each came from), both by option name."""
+    options = [option for group in fields.read_groups(EngineConfig).values() for option in group]
+    known = {variable: option for option in options for variable in variables_of(option)}
+    values: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    for variable, text in variables.items():
+        if variable not in known:
+            raise _unknown(variable, list(known))
+        if not text:
+            continue
+        option = known[variable]
+        value = _value(variable, option, text)
+        if option.name in values and values[option.name] != value:
+            raise ConfigError(f"{origins[option.name]} and {variable} set {option.name} to different values; set one of them")
+        values[option.name], origins[option.name] = value, variable
+    return values, origins
+
+
+def _value(variable: str, option: Option, text: str) -> Any:
+    try:
+        if variable in _OLDER_FORMS:
+            return _OLDER_FORMS[variable](text)
+        return fields.parse(option, text)
+    except ConfigError as error:
+        raise ConfigError(f"the variable {variable} sets {option.name}: {error}") from None
+
+
+def _words(**meanings: Any) -> Callable[[str], Any]:
+    def read(text: str) -> Any:
+        if text.strip().lower() not in meanings:
+            raise ConfigError(f"{text!r} is not one of {', '.join(meanings)}")
+        return meanings[text.strip().lower()]
+
+    return read
+
+
+# DeepInfer's values, where they differ from the option's. `mask` and `compact` are two ways to compute
+# the same function; this engine always computes only the kept tokens.
+_OLDER_FORMS: dict[str, Callable[[str], Any]] = {
+    "DEEPINFER_ACCELERATOR": _words(auto="auto", cpu="cpu", cuda="cuda", gpu="cuda", null="null"),
+    "DEEPINFER_USE_NEXTN_DECODE": lambda text: int(fields.parse_switch(text)),
+    "DEEPINFER_YOCO_PREFILL_TRUNCATION_MODE": _words(off="full", mask="bounded", compact="bounded"),
+}
+
+
+def _unknown(variable: str, known: list[str]) -> ConfigError:
+    near = difflib.get_close_matches(variable, known, n=1, cutoff=0.6)
+    hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(sorted(known))}"
+    return ConfigError(f"unknown variable {variable}; {hint}")
+
+
+def _with_variables(error: ConfigError, origins: Mapping[str, str]) -> ConfigError:
+    named = [f"the variable {origins[name]} sets {name}" for name in origins if re.search(rf"\b{name}\b", str(error))]
+    return ConfigError(f"{error} ({'; '.join(named)})") if named else error
