@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from torch import Tensor
+if TYPE_CHECKING:  # so that the model config, which needs RopeSpec, is read without loading torch
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
