@@ -38,7 +38,9 @@ def add_flags(parser: argparse.ArgumentParser, title: str, options: Iterable[Opt
     """One flag for each option; a flag that is not given leaves no trace in the parsed namespace."""
     group = parser.add_argument_group(title.rstrip("."))
     for option in options:
-        group.add_argument(option.flag, dest=option.name, default=argparse.SUPPRESS, help=_help(option), **_form(option))
+        group.add_argument(
+            option.flag, dest=option.name, default=argparse.SUPPRESS, help=_help(option), **_form(option)
+        )
 
 
 def given(namespace: argparse.Namespace, options: Iterable[Option]) -> dict[str, Any]:
@@ -54,7 +56,10 @@ def _form(option: Option) -> dict[str, Any]:
     if option.is_list and option.kind is str:
         return {"action": "append", "metavar": "TEXT"}
     word = option.name.rpartition("_")[2].upper()
-    return {"type": _converter(option), "metavar": "|".join(option.choices) or (f"{word},..." if option.is_list else word)}
+    return {
+        "type": _converter(option),
+        "metavar": "|".join(option.choices) or (f"{word},..." if option.is_list else word),
+    }
 
 
 def _converter(option: Option) -> Callable[[str], Any]:

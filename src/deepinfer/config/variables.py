@@ -43,7 +43,7 @@ def options_from_environment(variables: Mapping[str, str]) -> dict[str, Any]:
 def variables_of(option: Option) -> tuple[str, ...]:
     """The variables that set an option, DeepInfer's older name first."""
     own = PREFIX + option.name.upper()
-    return (own,) if option.variable is None else (option.variable, own)
+    return tuple(dict.fromkeys((option.variable or own, own)))
 
 
 def _read(variables: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
@@ -60,7 +60,9 @@ def _read(variables: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]
         option = known[variable]
         value = _value(variable, option, text)
         if option.name in values and values[option.name] != value:
-            raise ConfigError(f"{origins[option.name]} and {variable} set {option.name} to different values; set one of them")
+            raise ConfigError(
+                f"{origins[option.name]} and {variable} set {option.name} to different values; set one of them"
+            )
         values[option.name], origins[option.name] = value, variable
     return values, origins
 
@@ -93,8 +95,9 @@ _OLDER_FORMS: dict[str, Callable[[str], Any]] = {
 
 
 def _unknown(variable: str, known: list[str]) -> ConfigError:
-    near = difflib.get_close_matches(variable, known, n=1, cutoff=0.6)
-    hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(sorted(known))}"
+    words = [name.removeprefix(PREFIX) for name in known]
+    near = difflib.get_close_matches(variable.removeprefix(PREFIX), words, n=1, cutoff=0.6)
+    hint = f"did you mean {PREFIX}{near[0]}?" if near else f"known are {', '.join(sorted(known))}"
     return ConfigError(f"unknown variable {variable}; {hint}")
 
 
