@@ -39,7 +39,9 @@ class SamplingParams:
     top_k: int = parameter(0, "keep the k most likely tokens; 0 or -1 = all", low=-1)
     top_p: float = parameter(1.0, "keep the likeliest tokens up to this total probability", low=0.0, high=1.0)
     min_p: float = parameter(0.0, "drop tokens below this share of the likeliest one", low=0.0, high=1.0)
-    seed: int | None = parameter(None, "same seed, prompt and parameters: same text; None = random", low=0, high=MAX_SEED)
+    seed: int | None = parameter(
+        None, "same seed, prompt and parameters: same text; None = random", low=0, high=MAX_SEED
+    )
     stop: tuple[str, ...] = parameter((), "texts that end the answer; they are cut off")
     stop_token_ids: tuple[int, ...] = parameter((), "tokens that end the answer")
     ignore_eos: bool = parameter(False, "go on after the end-of-sequence token")

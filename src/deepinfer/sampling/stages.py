@@ -1,0 +1,105 @@
+"""The stages between the model's logits and the draw: each one excludes tokens or changes their logits.
+
+A stage looks at the parameters of a step's rows and prepares tensors for the rows that use it, or
+nothing; then it gives new logits. The sampler runs the prepared stages in the order of `STAGES`;
+a stage that no row uses costs one comparison on the host. To add one: a field in `params.py`, its
+column in `slot_params.py`, a class here and its place in `STAGES`.
+
+The temperature is applied by the draw itself. Stages that speak of probabilities mean those at
+the row's temperature, after the stages before them: min-p, then top-k, then top-p.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from deepinfer.sampling.slot_params import RowParams
+from deepinfer.sampling.ties import keep_largest
+
+EXCLUDED = float("-inf")
+
+
+class Stage(Protocol):
+    """One step between logits and draw; holds no state of its own."""
+
+    def prepare(self, params: RowParams, device: torch.device) -> Any | None:
+        """What `apply` needs, or None when no row of this step uses the stage."""
+
+    def apply(self, logits: Tensor, prepared: Any) -> Tensor:
+        """New logits [rows, vocab] float32; rows that do not use the stage stay bit for bit as they are."""
+
+
+class Limits(NamedTuple):
+    """The rows that use a stage and what each asked for."""
+
+    rows: Tensor  # [used] int64, ascending
+    values: Tensor  # [used]
+    temperature: Tensor  # [used] float32, above 0
+
+
+class MinP:
+    """Exclude tokens with less than `min_p` times the probability of the likeliest one."""
+
+    def prepare(self, params: RowParams, device: torch.device) -> Limits | None:
+        return _limits(params, "min_p", params["min_p"] > 0, device)
+
+    def apply(self, logits: Tensor, prepared: Limits) -> Tensor:
+        chosen = logits[prepared.rows]
+        margin = prepared.temperature * prepared.values.log()  # <= 0
+        keep = chosen - chosen.amax(-1, keepdim=True) >= margin[:, None]
+        return _exclude(logits, prepared.rows, chosen, keep)
+
+
+class TopK:
+    """Keep the `top_k` likeliest tokens; of equally likely ones those with the lower ids."""
+
+    def prepare(self, params: RowParams, device: torch.device) -> Limits | None:
+        top_k = params["top_k"]
+        return _limits(params, "top_k", (top_k > 0) & (top_k < params.vocab_size), device)
+
+    def apply(self, logits: Tensor, prepared: Limits) -> Tensor:
+        chosen, count = logits[prepared.rows], prepared.values
+        best = chosen.topk(int(count.max()), dim=-1).values
+        last = best.gather(1, count[:, None] - 1)[:, 0]
+        return _exclude(logits, prepared.rows, chosen, keep_largest(chosen, last, count))
+
+
+class TopP:
+    """Keep the fewest likeliest tokens whose probabilities sum to `top_p` or more, one at least.
+
+    Where the border falls among equally likely tokens, those with the lower ids are kept.
+    """
+
+    def prepare(self, params: RowParams, device: torch.device) -> Limits | None:
+        return _limits(params, "top_p", params["top_p"] < 1, device)
+
+    def apply(self, logits: Tensor, prepared: Limits) -> Tensor:
+        chosen = logits[prepared.rows]
+        ordered = chosen.sort(dim=-1, descending=True).values
+        scaled = (ordered - ordered[:, :1]) / prepared.temperature[:, None]
+        likely = scaled.double().softmax(-1)
+        before = likely.cumsum(-1) - likely  # probability of all better tokens
+        count = (before < prepared.values[:, None]).sum(-1).clamp(min=1)
+        last = ordered.gather(1, count[:, None] - 1)[:, 0]
+        return _exclude(logits, prepared.rows, chosen, keep_largest(chosen, last, count))
+
+
+STAGES: tuple[Stage, ...] = (MinP(), TopK(), TopP())
+
+
+def _limits(params: RowParams, name: str, uses: NDArray[np.bool_], device: torch.device) -> Limits | None:
+    """The rows that use a stage and draw at random; a filter never changes which token is the likeliest."""
+    rows = np.flatnonzero(uses & params.is_random)
+    if rows.size == 0:
+        return None
+    arrays = rows, params[name][rows], params["temperature"][rows]
+    return Limits(*(torch.from_numpy(array).to(device) for array in arrays))
+
+
+def _exclude(logits: Tensor, rows: Tensor, chosen: Tensor, keep: Tensor) -> Tensor:
+    return logits.index_copy(0, rows, chosen.masked_fill(~keep, EXCLUDED))

@@ -1,0 +1,126 @@
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from deepinfer.ops.table import Ops
+from deepinfer.sampling.params import SamplingParams
+from deepinfer.sampling.sampler import Sampler
+from deepinfer.sampling.slot_params import SlotParams
+
+RANDOM = SamplingParams(seed=1)
+GREEDY = SamplingParams(seed=1, temperature=0)
+
+
+def counting_draw(logits, temperature, seeds, positions):
+    """A draw of the specified signature: seeded per row, so that a row's result depends on the row alone."""
+    rows = []
+    for line, heat, seed, position in zip(logits, temperature, seeds, positions, strict=True):
+        generator = torch.Generator().manual_seed(int(seed) * 1009 + int(position))
+        noise = -torch.rand(len(line), generator=generator).log().neg().log()
+        rows.append((line if heat == 0 else line / heat + noise).argmax())
+    return torch.stack(rows)
+
+
+def sampler_with(*params: SamplingParams) -> Sampler:
+    ops = Ops()
+    ops.draw = counting_draw
+    sampler = Sampler(ops, num_slots=len(params) + 1)
+    for slot, one in enumerate(params, start=1):
+        sampler.set_slot(slot, one)
+    return sampler
+
+
+def sample(sampler: Sampler, logits: torch.Tensor, slots=None, positions=None):
+    rows = logits.shape[0]
+    slots = np.arange(1, rows + 1, dtype=np.int32) if slots is None else np.array(slots, np.int32)
+    positions = np.zeros(rows, np.int32) if positions is None else np.array(positions, np.int32)
+    return sampler.sample(logits, slots, positions)
+
+
+def refuse_to_draw(*_):
+    raise AssertionError("a greedy step must not draw")
+
+
+def test_greedy_steps_take_the_argmax_without_a_draw():
+    sampler = sampler_with(GREEDY, GREEDY)
+    sampler._ops.draw = refuse_to_draw
+    result = sample(sampler, torch.tensor([[1.0, 3.0, 3.0], [2.0, 0.0, -1.0]]))
+    assert result.token_ids.tolist() == [1, 0]  # ties go to the lower id
+    assert result.token_ids.dtype == torch.int64
+    assert result.is_finite.tolist() == [True, True]
+    assert result.logprobs is None
+
+
+def test_greedy_rows_stay_greedy_among_random_ones():
+    logits = torch.randn(3, 20, generator=torch.Generator().manual_seed(0))
+    result = sample(sampler_with(GREEDY, RANDOM, replace(GREEDY, top_k=1, top_p=0.1)), logits)
+    assert result.token_ids[[0, 2]].tolist() == logits.argmax(-1)[[0, 2]].tolist()
+
+
+def test_stages_bound_what_random_rows_can_draw():
+    sampler = sampler_with(replace(RANDOM, top_k=2, temperature=50.0), replace(RANDOM, temperature=50.0))
+    logits = torch.arange(10.0).repeat(2, 1)
+    drawn = [sample(sampler, logits, positions=[p, p]).token_ids.tolist() for p in range(200)]
+    assert {first for first, _ in drawn} == {8, 9}
+    assert {second for _, second in drawn} == set(range(10))
+
+
+def test_rows_do_not_depend_on_each_other_or_on_their_place():
+    params = [replace(RANDOM, seed=5), replace(RANDOM, seed=6, top_p=0.7), GREEDY, replace(RANDOM, seed=7, min_p=0.2)]
+    sampler = sampler_with(*params)
+    logits = torch.randn(4, 33, generator=torch.Generator().manual_seed(1))
+    together = sample(sampler, logits, positions=[3, 4, 5, 6]).token_ids.tolist()
+    backwards = sample(sampler, logits.flip(0), slots=[4, 3, 2, 1], positions=[6, 5, 4, 3]).token_ids.tolist()
+    alone = [
+        sample(sampler, logits[row : row + 1], slots=[row + 1], positions=[row + 3]).token_ids.item()
+        for row in range(4)
+    ]
+    assert together == backwards[::-1] == alone
+
+
+@pytest.mark.parametrize("params", [RANDOM, GREEDY, replace(RANDOM, top_k=2, top_p=0.5, min_p=0.1, logprobs=2)])
+@pytest.mark.parametrize(
+    "broken",
+    [[0.0, math.nan, 1.0, 2.0], [-math.inf] * 4, [math.nan] * 4, [0.0, math.inf, 1.0, 2.0]],
+    ids=["one nan", "nothing finite", "all nan", "infinity"],
+)
+def test_rows_that_are_not_finite_are_flagged_and_leave_others_alone(params, broken):
+    sampler = sampler_with(params, params, params)
+    good = torch.tensor([0.3, 2.0, -math.inf, 0.1])
+    whole = sample(sampler, torch.stack([good, good, good]))
+    result = sample(sampler, torch.stack([good, torch.tensor(broken), good]))
+    assert result.is_finite.tolist() == [True, False, True]
+    assert result.token_ids.tolist() == [whole.token_ids[0], 0, whole.token_ids[2]]
+    if result.logprobs is not None:
+        assert result.logprobs.values[[0, 2]].tolist() == whole.logprobs.values[[0, 2]].tolist()
+
+
+def test_logits_are_not_changed_and_logprobs_are_of_the_model():
+    logits = torch.tensor([[0.5, 0.25, 0.25]]).log()
+    before = logits.clone()
+    result = sample(sampler_with(replace(RANDOM, top_k=1, temperature=9.0, logprobs=3)), logits)
+    assert torch.equal(logits, before)
+    assert result.token_ids.tolist() == [0]
+    torch.testing.assert_close(result.logprobs.top_values.exp(), torch.tensor([[0.5, 0.25, 0.25]]))
+
+
+def test_a_new_occupant_replaces_every_parameter_of_its_slot():
+    sampler = sampler_with(replace(RANDOM, top_k=1, logprobs=1))
+    assert sample(sampler, torch.zeros(1, 5)).logprobs is not None
+    sampler.set_slot(1, GREEDY)
+    assert sample(sampler, torch.zeros(1, 5)).logprobs is None
+
+
+def test_no_rows_give_no_tokens():
+    result = sample(sampler_with(RANDOM), torch.zeros(0, 5))
+    assert result.token_ids.shape == (0,) and result.is_finite.shape == (0,)
+
+
+def test_tiny_temperatures_act_as_zero():
+    slots = SlotParams(2)
+    slots.set(0, replace(RANDOM, temperature=1e-6))
+    slots.set(1, replace(RANDOM, temperature=1e-4))
+    assert slots.rows(np.array([0, 1], np.int32), 4).is_random.tolist() == [False, True]
