@@ -1,0 +1,463 @@
+"""The scheduler: requests in, one StepPlan a step down, results of steps back into requests.
+
+Planning never waits for results: a decode row moves one position on when it is planned, and its
+token is read on the device. So several plans may be in flight; the device runs them in order and
+`update` takes their results in that order. Blocks and slots freed while a plan is in flight may
+thus be given to any later plan. Results of requests that ended meanwhile are dropped.
+
+Preemption. A decode row that needs a block when none is free takes those of the last request in
+the order "lower priority number, more computed tokens, earlier admission", which may be itself.
+The victim keeps its tokens, keeps its slot until no token of it is in flight, and waits at the
+place of its arrival to be computed again.
+
+This cannot livelock. Say no new token were ever planned from some step on, though requests exist.
+A decode row that gets its block is planned and gives a token, so from then on every decode row is
+preempted, and then no decode row is left. Prefill holds all the blocks it needs from admission
+on, so without decode rows nothing is preempted; decode rows never fill a step while a prefill
+waits (max_step_tokens >= slots), so the oldest prefill advances each step until it samples: a new
+token. If no prefill is left either, all blocks are free and the first waiting request is admitted,
+since `add` refused what does not fit in all blocks. Either way a token is planned: contradiction.
+Tokens are never lost by a preemption and their number is bounded, so every request ends.
+
+Thrashing is rare because a request is admitted only with blocks for its next token too, and with
+one block left over for each running request that has yet to grow.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from deepinfer.cache.manager import CacheManager
+from deepinfer.config.engine import ReplayMode, SchedulerOptions
+from deepinfer.errors import RequestError
+from deepinfer.messages import (
+    Bool,
+    Finished,
+    FinishReason,
+    Float32,
+    GenerateRequest,
+    Int32,
+    Logprobs,
+    SlotSetup,
+    StepOutput,
+    StepPlan,
+    StepResult,
+)
+from deepinfer.scheduler.budget import StepBudget
+from deepinfer.scheduler.queue import WaitingQueue
+from deepinfer.scheduler.request import Request
+from deepinfer.scheduler.state import Int64, SlotState
+
+
+@dataclass(slots=True)
+class _Chunk:
+    """A prefill row: positions start .. end - 1."""
+
+    request: Request
+    slot: int
+    start: int
+    end: int
+    samples: bool
+    wants_logits: bool
+
+
+@dataclass(slots=True)
+class _InFlight:
+    """What `update` needs to know of a plan: its sampling rows, and its rows that return logits."""
+
+    step: int
+    slots: Int32
+    serials: Int64
+    logit_rows: list[tuple[int, _Chunk]] = field(default_factory=list)
+
+
+class Scheduler:
+    """Decides what every step computes. Not thread-safe; one owner calls everything.
+
+    eos_token_ids: tokens that end an answer unless the request ignores them.
+    decoder_replay, replay_keep_tokens: see `ModelOptions`; scored requests always use full.
+    clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        options: SchedulerOptions,
+        cache: CacheManager,
+        *,
+        eos_token_ids: Sequence[int],
+        max_model_len: int,
+        vocab_size: int,
+        decoder_replay: ReplayMode = "full",
+        replay_keep_tokens: int = 140,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        assert cache.num_slots <= options.max_step_tokens, "a step must hold a token of every slot"
+        self.num_preemptions = 0
+        self._max_step_tokens = options.max_step_tokens
+        self._max_chunk_tokens = options.max_chunk_tokens or options.max_step_tokens
+        self._cache = cache
+        self._max_model_len = max_model_len
+        self._replay_keep_tokens = replay_keep_tokens if decoder_replay == "bounded" else max_model_len
+        self._clock = clock
+        self._state = SlotState(cache.num_slots, vocab_size, eos_token_ids)
+        self._requests: dict[str, Request] = {}
+        self._occupants: list[Request | None] = [None] * (cache.num_slots + 1)
+        self._queue = WaitingQueue(options.max_queue)
+        self._prefilling: list[Request] = []  # in order of admission
+        self._draining: list[Request] = []  # preempted, with tokens in flight
+        self._in_flight: deque[_InFlight] = deque()
+        self._finished: list[Finished] = []
+        self._num_arrivals = 0
+        self._num_admissions = 0
+        self._num_steps = 0
+
+    # -- requests
+
+    @property
+    def num_running(self) -> int:
+        """Requests that take part in steps."""
+        return len(self._requests) - len(self._queue)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for admission, preempted ones among them."""
+        return len(self._queue)
+
+    @property
+    def num_in_flight(self) -> int:
+        """Plans whose results have not come yet."""
+        return len(self._in_flight)
+
+    def has_work(self) -> bool:
+        """Whether a request has not ended or a result is still to come.
+
+        While it is true, `schedule` gives a plan or a result is in flight.
+        """
+        return bool(self._requests or self._in_flight)
+
+    def add(self, request: GenerateRequest) -> None:
+        """Queue a request. Raises RequestError (QueueFullError when the queue is full); then nothing is queued."""
+        self._refuse_unfit(request)
+        num_prompt = len(request.token_ids)
+        keep = num_prompt if request.wants_prompt_logits else self._replay_keep_tokens
+        entry = Request(
+            request_id=request.request_id,
+            prompt=np.ascontiguousarray(request.token_ids, dtype=np.int32),
+            params=request.params,
+            priority=request.priority,
+            arrival=request.arrival,
+            sequence=self._num_arrivals,
+            decoder_start=max(0, num_prompt - keep),
+            wants_prompt_logits=request.wants_prompt_logits,
+        )
+        self._queue.add(entry)
+        self._requests[entry.request_id] = entry
+        self._num_arrivals += 1
+
+    def abort(self, request_id: str) -> bool:
+        """End a request wherever it stands; False when it is unknown or has ended."""
+        return self.finish(request_id, "abort")
+
+    def finish(self, request_id: str, reason: FinishReason) -> bool:
+        """End a request from outside ("stop": the frontend found a stop text); False as in `abort`.
+
+        Its `Finished` comes with `take_finished` or the next `update`; no token of it comes after.
+        """
+        request = self._requests.get(request_id)
+        if request is None:
+            return False
+        self._end(request, reason, self._clock())
+        return True
+
+    def take_finished(self) -> list[Finished]:
+        """Ends that were not handed out yet; an id may be used again once its end was."""
+        finished, self._finished = self._finished, []
+        return finished
+
+    # -- planning
+
+    def schedule(self) -> StepPlan | None:
+        """The next step: decode rows, then prefill rows; None when nothing can be computed now."""
+        budget = StepBudget(self._max_step_tokens, self._max_chunk_tokens)
+        decoding = self._take_decode_rows()
+        budget.take_decode(len(decoding))
+        setups: list[SlotSetup] = []
+        chunks = self._take_chunks(budget, setups)
+        if not len(decoding) and not chunks:
+            return None
+        plan = self._build_plan(decoding, chunks, setups)
+        sampling = plan.slots[plan.samples]
+        logit_rows = [(len(decoding) + row, chunk) for row, chunk in enumerate(chunks) if chunk.wants_logits]
+        self._in_flight.append(_InFlight(plan.step, sampling, self._state.serial[sampling], logit_rows))
+        return plan
+
+    def _take_decode_rows(self) -> Int32:
+        """Slots of the decode rows, all with a block for their token; preempts where there is none."""
+        state, cache = self._state, self._cache
+        slots = state.decoding()
+        needy = slots[cache.needs_blocks(slots, state.num_computed[slots] + 1)]
+        if not len(needy):
+            return slots
+        for slot in state.best_first(needy).tolist():
+            while state.is_active[slot] and not cache.grow(slot, int(state.num_computed[slot]) + 1):
+                self._preempt(int(state.best_first(np.flatnonzero(state.is_active).astype(np.int32))[-1]))
+        return slots[state.is_active[slots]]
+
+    def _preempt(self, slot: int) -> None:
+        request = self._occupants[slot]
+        assert request is not None, f"slot {slot} is preempted but empty"
+        self._state.is_active[slot] = False
+        self._cache.release_blocks(slot)
+        if request in self._prefilling:
+            self._prefilling.remove(request)
+        self._queue.put_back(request)
+        request.num_preemptions += 1
+        self.num_preemptions += 1
+        if self._state.in_flight(slot):
+            self._draining.append(request)
+        else:
+            self._leave_slot(request)
+
+    def _take_chunks(self, budget: StepBudget, setups: list[SlotSetup]) -> list[_Chunk]:
+        """Prefill rows of the admitted requests, then of newly admitted ones, as far as the budget goes."""
+        chunks = [self._take_chunk(request, budget) for request in self._prefilling if budget.left]
+        while budget.left:
+            request = self._admit_next()
+            if request is None:
+                break
+            setups.append(SlotSetup(request.slot, request.params))
+            chunks.append(self._take_chunk(request, budget))
+        if chunks:
+            done = {chunk.slot for chunk in chunks if chunk.samples}
+            self._prefilling = [request for request in self._prefilling if request.slot not in done]
+        return chunks
+
+    def _take_chunk(self, request: Request, budget: StepBudget) -> _Chunk:
+        state, slot = self._state, request.slot
+        start, prefill_end = int(state.num_computed[slot]), int(state.prefill_end[slot])
+        end = start + budget.take_chunk(prefill_end - start)
+        state.num_computed[slot] = end
+        wants_logits = request.wants_prompt_logits and start < len(request.prompt)
+        return _Chunk(request, slot, start, end, end == prefill_end, wants_logits)
+
+    def _admit_next(self) -> Request | None:
+        """Move the first waiting request into a slot; None when there is none or it has to wait."""
+        request = self._queue.first()
+        if request is None or request.slot:  # it still drains
+            return None
+        num_tokens = min(request.num_tokens + 1, request.limit)
+        if not self._cache.can_admit(num_tokens, reserve_blocks=self._num_yet_to_grow()):
+            return None
+        slot = self._cache.admit(num_tokens)
+        assert slot is not None, "admission failed after its check"
+        self._queue.take_first()
+        self._num_admissions += 1
+        self._state.occupy(slot, request, self._num_admissions)
+        self._occupants[slot] = request
+        self._prefilling.append(request)
+        request.slot = slot
+        if request.scheduled is None:
+            request.scheduled = self._clock()
+        return request
+
+    def _num_yet_to_grow(self) -> int:
+        """Running requests whose longest answer needs more blocks than they hold."""
+        limits = np.where(self._state.is_active, self._state.limit, 0)
+        return int(np.count_nonzero(limits > self._cache.num_slot_blocks * self._cache.block_tokens))
+
+    def _build_plan(self, decoding: Int32, chunks: list[_Chunk], setups: list[SlotSetup]) -> StepPlan:
+        state, num_decode = self._state, len(decoding)
+        starts = state.num_computed[decoding]
+        state.num_computed[decoding] = starts + 1
+        slots, counts = decoding, np.ones(num_decode, dtype=np.int32)
+        samples, wants_logits = np.ones(num_decode, dtype=np.bool_), np.zeros(num_decode, dtype=np.bool_)
+        host_tokens = np.zeros(0, dtype=np.int32)
+        if chunks:
+            slots = np.append(slots, np.array([chunk.slot for chunk in chunks], dtype=np.int32))
+            starts = np.append(starts, np.array([chunk.start for chunk in chunks], dtype=np.int32))
+            counts = np.append(counts, np.array([chunk.end - chunk.start for chunk in chunks], dtype=np.int32))
+            samples = np.append(samples, [chunk.samples for chunk in chunks])
+            wants_logits = np.append(wants_logits, [chunk.wants_logits for chunk in chunks])
+            host_tokens = np.concatenate([chunk.request.tokens(chunk.start, chunk.end) for chunk in chunks])
+        self._num_steps += 1
+        table_slots, table_columns, table_blocks = self._cache.take_changes()
+        return StepPlan(
+            step=self._num_steps,
+            slots=slots,
+            starts=starts,
+            counts=counts,
+            decoder_starts=state.decoder_start[slots],
+            is_prefill=np.arange(len(slots)) >= num_decode,
+            samples=samples,
+            wants_logits=wants_logits,
+            host_tokens=host_tokens,
+            table_slots=table_slots,
+            table_columns=table_columns,
+            table_blocks=table_blocks,
+            setups=setups,
+        )
+
+    # -- results
+
+    def update(self, result: StepResult) -> StepOutput:
+        """Take the result of the oldest plan in flight: new tokens, and requests that ended by them.
+
+        The token that ended a request is among the tokens. Lines of the output are in row order.
+        """
+        step = self._in_flight.popleft()
+        assert step.step == result.step, f"result of step {result.step} came, that of step {step.step} was due"
+        assert len(result.token_ids) == len(step.slots), f"{len(result.token_ids)} tokens for {len(step.slots)} rows"
+        now = self._clock()
+        prompt_logits = self._take_prompt_logits(step, result)
+        is_wanted = self._state.serial[step.slots] == step.serials
+        if not result.is_finite.all():
+            self._end_broken(step.slots[is_wanted & ~result.is_finite], now)
+            is_wanted &= result.is_finite
+        slots, tokens, logprobs = step.slots, result.token_ids, result.logprobs
+        if not is_wanted.all():
+            slots, tokens = slots[is_wanted], tokens[is_wanted]
+            logprobs = _lines(logprobs, is_wanted)
+        request_ids = self._append(slots, tokens, now)
+        self._release_drained()
+        return StepOutput(request_ids, tokens, logprobs, self.take_finished(), prompt_logits)
+
+    def _append(self, slots: Int32, tokens: Int32, now: float) -> list[str]:
+        """Give each slot's request its token and end those that are complete; returns the request ids."""
+        state, occupants = self._state, self._occupants
+        requests: list[Request] = [occupants[slot] for slot in slots.tolist()]
+        for request, token in zip(requests, tokens.tolist(), strict=True):
+            request.generated.append(token)
+        num_known = state.num_known[slots]
+        for row in np.flatnonzero(num_known == state.num_prompt[slots]).tolist():
+            requests[row].first_token = now
+        state.num_known[slots] = num_known + 1
+        ends_answer = state.ends_answer(slots, tokens)
+        has_ended = ends_answer | (num_known == state.limit[slots])
+        for row in np.flatnonzero(has_ended).tolist():
+            if ends_answer[row]:
+                self._end(requests[row], "stop", now, stop_token=int(tokens[row]))
+            else:
+                self._end(requests[row], "length", now)
+        return [request.request_id for request in requests]
+
+    def _take_prompt_logits(self, step: _InFlight, result: StepResult) -> list[tuple[str, int, Float32]]:
+        """Logits of prompt positions that were not handed out before a preemption."""
+        lines: list[tuple[str, int, Float32]] = []
+        for row, chunk in step.logit_rows:
+            request = chunk.request
+            start, end = max(chunk.start, request.num_logits), min(chunk.end, len(request.prompt))
+            if start < end and self._requests.get(request.request_id) is request:
+                logits = result.prompt_logits[row][start - chunk.start : end - chunk.start]
+                lines.append((request.request_id, start, logits))
+                request.num_logits = end
+        return lines
+
+    def _end_broken(self, slots: Int32, now: float) -> None:
+        for slot in slots.tolist():
+            request = self._occupants[slot]
+            assert request is not None, f"slot {slot} has a result but no request"
+            error = (
+                f"request {request.request_id!r}: the model gave NaN or no finite logit for position "
+                f"{request.num_tokens}, so it ends after {len(request.generated)} tokens; check the checkpoint, "
+                "or try --precision float32"
+            )
+            self._end(request, "error", now, error=error)
+
+    def _end(
+        self,
+        request: Request,
+        reason: FinishReason,
+        now: float,
+        *,
+        stop_token: int | None = None,
+        error: str | None = None,
+    ) -> None:
+        """Forget a request, give back what it holds and note its end."""
+        del self._requests[request.request_id]
+        self._queue.remove(request.request_id)
+        if request.slot:
+            for requests in (self._prefilling, self._draining):
+                if request in requests:
+                    requests.remove(request)
+            self._leave_slot(request)
+        self._finished.append(
+            Finished(
+                request.request_id,
+                reason,
+                request.times(now),
+                num_preemptions=request.num_preemptions,
+                stop_token=stop_token,
+                error=error,
+            )
+        )
+
+    def _release_drained(self) -> None:
+        if self._draining:
+            drained = [request for request in self._draining if not self._state.in_flight(request.slot)]
+            self._draining = [request for request in self._draining if request not in drained]
+            for request in drained:
+                self._leave_slot(request)
+
+    def _leave_slot(self, request: Request) -> None:
+        self._state.vacate(request.slot)
+        self._cache.release(request.slot)
+        self._occupants[request.slot] = None
+        request.slot = 0
+
+    def _refuse_unfit(self, request: GenerateRequest) -> None:
+        name, num_prompt, max_tokens = request.request_id, len(request.token_ids), request.params.max_tokens
+        assert max_tokens is not None, "max_tokens is filled in by the frontend"
+        if name in self._requests or any(finished.request_id == name for finished in self._finished):
+            raise RequestError(f"request id {name!r} is in use; choose another, or wait until that request has ended")
+        if num_prompt == 0:
+            raise RequestError(f"request {name!r} has an empty prompt; give at least one token")
+        if num_prompt + max_tokens > self._max_model_len:
+            raise RequestError(
+                f"request {name!r}: max_tokens is {max_tokens} but prompt ({num_prompt} tokens) + max_tokens must be "
+                f"<= {self._max_model_len}; lower max_tokens or raise --max-model-len"
+            )
+        num_blocks = self._cache.blocks_for(num_prompt + max_tokens - 1)
+        if num_blocks > self._cache.num_blocks:
+            raise RequestError(
+                f"request {name!r}: prompt ({num_prompt} tokens) + max_tokens ({max_tokens}) needs {num_blocks} cache "
+                f"blocks of {self._cache.block_tokens} tokens but only {self._cache.num_blocks} exist; "
+                "lower max_tokens or raise --num-blocks"
+            )
+
+    # -- invariants
+
+    def check(self) -> None:
+        """Assert that queue, slots, state and cache agree; for tests and for the idle engine."""
+        state, cache = self._state, self._cache
+        cache.check()
+        held = {request.slot: request for request in self._requests.values() if request.slot}
+        occupied = {slot for slot, request in enumerate(self._occupants) if request}
+        assert occupied == set(held), f"slots {occupied} have occupants but requests hold {set(held)}"
+        assert cache.num_slots - cache.num_free_slots == len(held), "slots are held by nobody"
+        assert set(np.flatnonzero(state.serial).tolist()) == set(held), "serials differ from occupants"
+        for slot, request in held.items():
+            is_draining = not state.is_active[slot]
+            assert is_draining == (request.request_id in self._queue), f"slot {slot} is active and waits, or neither"
+            assert is_draining == (request in self._draining), f"slot {slot} drains and is active, or neither"
+            assert not is_draining or state.in_flight(slot), f"slot {slot} drains but nothing is in flight"
+            assert not is_draining or not cache.num_slot_blocks[slot], f"slot {slot} drains but holds blocks"
+            assert state.num_known[slot] == request.num_tokens, f"slot {slot}: known tokens differ"
+            assert state.num_computed[slot] <= request.limit, f"slot {slot} is computed past its limit"
+            is_prefilling = bool(state.num_computed[slot] < state.prefill_end[slot])
+            assert is_draining or is_prefilling == (request in self._prefilling), f"slot {slot}: prefill state differs"
+            capacity = cache.num_slot_blocks[slot] * cache.block_tokens
+            assert is_draining or state.num_computed[slot] <= capacity, f"slot {slot} is computed past its blocks"
+        for request in self._requests.values():
+            assert request.slot or request.request_id in self._queue, f"request {request.request_id!r} is nowhere"
+        assert held or cache.num_free_blocks == cache.num_blocks, "blocks are held though nothing runs"
+
+
+def _lines(logprobs: Logprobs | None, lines: Bool) -> Logprobs | None:
+    if logprobs is None:
+        return None
+    return Logprobs(logprobs.values[lines], logprobs.ranks[lines], logprobs.top_ids[lines], logprobs.top_values[lines])
