@@ -125,6 +125,15 @@ def plain_loop(stage, row: list[float], params: SamplingParams) -> list[int]:
     return sorted(taken)
 
 
+def test_top_p_sorts_to_the_end_for_flat_rows_only():
+    torch.manual_seed(4)
+    logits = torch.cat([torch.randn(2, 1000).mul(0.1).round(decimals=2), torch.randn(2, 1000).mul(5)])
+    params = [replace(FIXED, top_p=p) for p in (0.9, 0.999, 0.9, 0.5)]
+    result = kept(TopP(), logits, *params)
+    assert [len(ids) for ids in result[:2]] == [pytest.approx(886, abs=20), pytest.approx(998, abs=2)]
+    assert result == [plain_loop(TopP(), row, one) for row, one in zip(logits.tolist(), params, strict=True)]
+
+
 def test_stages_take_zero_rows():
     params = rows_of([], 4)
     assert [stage.prepare(params, CPU) for stage in STAGES] == [None, None, None]

@@ -22,6 +22,7 @@ from deepinfer.sampling.slot_params import RowParams
 from deepinfer.sampling.ties import keep_largest
 
 EXCLUDED = float("-inf")
+FIRST_LOOK = 256  # top-p rarely needs more tokens than this, and a few are found much faster than a sort
 
 
 class Stage(Protocol):
@@ -80,13 +81,28 @@ class TopP:
 
     def apply(self, logits: Tensor, prepared: Limits) -> Tensor:
         chosen = logits[prepared.rows]
-        ordered = chosen.sort(dim=-1, descending=True).values
-        scaled = (ordered - ordered[:, :1]) / prepared.temperature[:, None]
-        likely = scaled.double().softmax(-1)
-        before = likely.cumsum(-1) - likely  # probability of all better tokens
-        count = (before < prepared.values[:, None]).sum(-1).clamp(min=1)
-        last = ordered.gather(1, count[:, None] - 1)[:, 0]
+        best = chosen.amax(-1, keepdim=True)
+        weights = ((chosen - best) / prepared.temperature[:, None]).exp()
+        goal = prepared.values * weights.sum(-1, dtype=torch.float64)
+        ordered = chosen.topk(min(FIRST_LOOK, chosen.shape[1]), dim=-1).values
+        last, count, is_reached = _reach(ordered, prepared.temperature, goal)
+        flat = (~is_reached).nonzero()[:, 0]  # rows whose tokens have to be sorted to the end
+        if len(flat):
+            ordered = chosen[flat].sort(dim=-1, descending=True).values
+            last[flat], count[flat], _ = _reach(ordered, prepared.temperature[flat], goal[flat])
         return _exclude(logits, prepared.rows, chosen, keep_largest(chosen, last, count))
+
+
+def _reach(ordered: Tensor, temperature: Tensor, goal: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """How many of the best tokens it takes for a sum of exp(logit - best) of `goal` or more.
+
+    ordered: [rows, n] logits, best first. goal: [rows] float64.
+    Returns the last token's logit, the number of tokens, and whether these n were enough.
+    """
+    weights = ((ordered - ordered[:, :1]) / temperature[:, None]).exp().double()
+    sums = weights.cumsum(-1)
+    count = (sums - weights < goal[:, None]).sum(-1).clamp(min=1)
+    return ordered.gather(1, count[:, None] - 1)[:, 0], count, sums[:, -1] >= goal
 
 
 STAGES: tuple[Stage, ...] = (MinP(), TopK(), TopP())
