@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TypeGuard
 
 from deepinfer.errors import ModelError
 
@@ -76,7 +75,7 @@ class Section:
         value = self._values.get(key)
         if not _is_integer(value, low, high):
             self.refuse(key, f"it must be a whole number from {low} to {high}")
-        return int(value)  # type: ignore[call-overload, no-any-return]
+        return value
 
     def multiple(self, key: str, of: int, high: int) -> int:
         """A positive multiple of `of`: a width whose elements share scales in groups of that many."""
@@ -104,10 +103,9 @@ class Section:
         if default is not None and not self.has(key):
             return default
         value = self._values.get(key)
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not low <= value <= high or not math.isfinite(value):  # type: ignore[operator, arg-type]
+        if not _is_number(value, low, high):
             self.refuse(key, f"it must be a number from {low:g} to {high:g}")
-        return float(value)  # type: ignore[arg-type]
+        return float(value)
 
     def boolean(self, key: str, *, default: bool) -> bool:
         """true or false; `default` when the key is missing or null."""
@@ -140,5 +138,9 @@ class Section:
         return f"{self._path}.{key}" if self._path else key
 
 
-def _is_integer(value: object, low: int, high: int) -> bool:
+def _is_integer(value: object, low: int, high: int) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+
+
+def _is_number(value: object, low: float, high: float) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high  # NaN is not

@@ -57,9 +57,9 @@ class EngramConfig:
         tables = tuple(EngramTable(layer, place, rows[place]) for place, layer in enumerate(layer_ids))
         return cls(
             tables=tables,
-            max_ngram=text.integer("engram_max_ngram_size", 2, 64),
+            max_ngram=text.integer("engram_max_ngram_size", 2, 16),
             vocab_size=text.integer("engram_vocab_size", 2),
-            num_heads=text.integer("engram_n_heads", 1, 256),
+            num_heads=text.integer("engram_n_heads", 1, 64),
             head_dim=text.multiple("engram_head_dim", GROUP, MAX_WIDTH),
             pad_id=text.integer("engram_pad_token_id", 0, vocab_size - 1),
             compressed_vocab_size=text.integer("engram_compressed_vocab_size", 1, vocab_size),

@@ -1,0 +1,161 @@
+"""The weights of a model in its checkpoint's formats, read from a `Source` when asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from deepinfer.checkpoint.tensors import Source
+from deepinfer.model.v41.config import ModelConfig
+from deepinfer.model.v41.names import layer_name
+from deepinfer.model.v41.ngrams import ngram_spec
+from deepinfer.ops.weights import (
+    AttentionWeights,
+    CompressorWeights,
+    EngramWeights,
+    ExpertWeights,
+    HeadWeights,
+    HyperWeights,
+    IndexerWeights,
+    NgramSpec,
+    NormWeights,
+    RouterWeights,
+    Weight,
+)
+
+
+class V41Weights:
+    """Weights by our layer index; nothing is kept, so each is read once, by whoever packs it.
+
+    folder: where tokenizer.json lies, for the n-gram hashes; None for weights that come without one.
+    """
+
+    def __init__(self, source: Source, config: ModelConfig, folder: Path | None = None) -> None:
+        self._source, self._config, self._folder = source, config, folder
+
+    def embedding(self) -> Weight:
+        """[vocab, hidden] bf16."""
+        return self._plain("embed.weight")
+
+    def head(self) -> HeadWeights:
+        """Final norm and head."""
+        return HeadWeights(self._norm("norm"), self._plain("head.weight"))
+
+    def ngrams(self) -> NgramSpec:
+        """Hash constants of the engram layers. Raises CheckpointError, see `ngram_spec`."""
+        return ngram_spec(self._config, self._folder)
+
+    def attention_norm(self, layer: int) -> NormWeights:
+        """Norm of the attention half's input."""
+        return self._norm(f"{self._name(layer)}.attn_norm")
+
+    def ffn_norm(self, layer: int) -> NormWeights:
+        """Norm of the expert half's input."""
+        return self._norm(f"{self._name(layer)}.ffn_norm")
+
+    def hyper(self, layer: int, half: str) -> HyperWeights:
+        """Hyper-connection of a half layer, "attn" or "ffn"."""
+        name, config = f"{self._name(layer)}.hc_{half}", self._config
+        fn, base, scale = (self._plain(f"{name}_{kind}") for kind in ("fn", "base", "scale"))
+        return HyperWeights(fn, base, scale, config.num_sinkhorn_iterations, config.hyper_eps, config.norm_eps)
+
+    def attention(self, layer: int) -> AttentionWeights:
+        """Projections and sink of a layer."""
+        name, config = f"{self._name(layer)}.attn", self._config
+        return AttentionWeights(
+            wq_a=self._scaled(f"{name}.wq_a"),
+            q_norm=self._norm(f"{name}.q_norm"),
+            wq_b=self._scaled(f"{name}.wq_b"),
+            wkv=self._scaled(f"{name}.wkv"),
+            kv_norm=self._norm(f"{name}.kv_norm"),
+            sink=self._plain(f"{name}.attn_sink"),
+            wo_a=self._scaled(f"{name}.wo_a"),
+            wo_b=self._scaled(f"{name}.wo_b"),
+            num_heads=config.num_heads,
+            num_groups=config.num_groups,
+            window=config.window,
+            rope=config.rope(config.layers[layer].ratio),
+        )
+
+    def compressor(self, layer: int) -> CompressorWeights:
+        """Compressor and index keys of a KV source."""
+        name, plan = f"{self._name(layer)}.attn", self._config.layers[layer]
+        assert plan.owns_kv, f"layer {layer} is no KV source"
+        return CompressorWeights(
+            wkv=self._plain(f"{name}.compressor.wkv.weight"),
+            wgate=self._plain(f"{name}.compressor.wgate.weight") if plan.ratio > 1 else None,
+            norm=self._norm(f"{name}.compressor.norm"),
+            index_wk=self._plain(f"{name}.indexer.wk.weight"),
+            index_norm=self._norm(f"{name}.indexer.k_norm"),
+            ratio=plan.ratio,
+            rope=self._config.rope(plan.ratio),
+        )
+
+    def indexer(self, layer: int) -> IndexerWeights:
+        """Index queries of an index source."""
+        name, config, plan = f"{self._name(layer)}.attn.indexer", self._config, self._config.layers[layer]
+        assert plan.owns_index, f"layer {layer} is no index source"
+        return IndexerWeights(
+            wq_b=self._scaled(f"{name}.wq_b"),
+            weights_proj=self._plain(f"{name}.weights_proj.weight"),
+            num_heads=config.num_index_heads,
+            top_k=config.index_top_k,
+            ratio=plan.ratio,
+            rope=config.rope(plan.ratio),
+            keeps_candidates=plan.keeps_candidates,
+            candidate_blocks=config.candidate_blocks,
+            candidate_size=config.candidate_size,
+        )
+
+    def router(self, layer: int) -> RouterWeights:
+        """Router of a layer."""
+        name, config = f"{self._name(layer)}.ffn.gate", self._config
+        return RouterWeights(
+            weight=self._plain(f"{name}.weight"),
+            bias=self._plain(f"{name}.bias"),
+            bias_vl=self._plain(f"{name}.bias_vl"),
+            num_active=config.num_active_experts,
+            scoring=config.scoring,
+            normalize=config.normalize_shares,
+            scaling=config.routed_scaling,
+            temperature=config.gate_temp,
+        )
+
+    def experts(self, layer: int) -> ExpertWeights:
+        """The routed experts of a layer, stacked."""
+        name, num_experts = f"{self._name(layer)}.ffn.experts", self._config.num_experts
+        stacked = []
+        for matrix in ("w1", "w2", "w3"):
+            names = [f"{name}.{expert}.{matrix}" for expert in range(num_experts)]
+            value = self._source.stack([f"{one}.weight" for one in names])
+            stacked.append(Weight(value, self._source.stack([f"{one}.scale" for one in names])))
+        w1, w2, w3 = stacked
+        return ExpertWeights(w1, w2, w3, self._config.swiglu_limit)
+
+    def shared_expert(self, layer: int) -> ExpertWeights:
+        """The expert that every token passes."""
+        name = f"{self._name(layer)}.ffn.shared_experts"
+        w1, w2, w3 = (self._scaled(f"{name}.{matrix}") for matrix in ("w1", "w2", "w3"))
+        return ExpertWeights(w1, w2, w3, self._config.swiglu_limit)
+
+    def engram(self, layer: int) -> EngramWeights:
+        """Engram of a layer; the table stays in its file until rows of it are read."""
+        name = f"{self._name(layer)}.engram"
+        return EngramWeights(
+            table=self._scaled(f"{name}.embed"),
+            wkv=self._scaled(f"{name}.wkv"),
+            q_weight=self._plain(f"{name}.q_weight"),
+            k_weight=self._plain(f"{name}.k_weight"),
+            norm_eps=self._config.norm_eps,
+        )
+
+    def _name(self, layer: int) -> str:
+        return layer_name(self._config.layers[layer])
+
+    def _plain(self, name: str) -> Weight:
+        return Weight(self._source.get(name))
+
+    def _scaled(self, name: str) -> Weight:
+        return Weight(self._source.get(f"{name}.weight"), self._source.get(f"{name}.scale"))
+
+    def _norm(self, name: str) -> NormWeights:
+        return NormWeights(self._plain(f"{name}.weight"), self._config.norm_eps)
