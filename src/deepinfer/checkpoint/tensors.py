@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 Dtype = Literal["BF16", "F32", "F8_E4M3", "F8_E8M0", "I8"]  # safetensors names; I8 = two e2m1 codes
 ITEM_BYTES: dict[str, int] = {"BF16": 2, "F32": 4, "F8_E4M3": 1, "F8_E8M0": 1, "I8": 1}
+CODE_RMS = {"F8_E4M3": 112.0, "I8": 2.926}  # root mean square of random codes before scaling
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +20,8 @@ class TensorSpec:
     """One tensor that a checkpoint must hold.
 
     part: what it belongs to, as in "attention"; layer: index in this engine, None outside layers.
-    mean, std: of healthy random values, after scaling, for `load_format=dummy`.
+    mean, std: of healthy random values, for `load_format=dummy`; of a scaled tensor after scaling,
+        of its scales their root mean square.
     """
 
     name: str

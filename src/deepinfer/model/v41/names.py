@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from deepinfer.checkpoint.tensors import Dtype, TensorSpec
+from deepinfer.checkpoint.tensors import CODE_RMS, Dtype, TensorSpec
 from deepinfer.model.v41.config import ModelConfig
 from deepinfer.model.v41.parts import GROUP, DraftConfig, VisionConfig
 from deepinfer.model.v41.schedule import LayerPlan
@@ -19,8 +19,8 @@ PARTS = (
     "embedding",
     "head",
     "attention",
-    "compressor",
-    "indexer",
+    "compressor",  # and index keys
+    "indexer",  # its queries
     "hyper-connections",
     "router",
     "experts",
@@ -90,7 +90,7 @@ class _Part:
         self, name: str, dtype: Dtype, shape: tuple[int, int], scales: tuple[int, int], std: float
     ) -> Iterator[TensorSpec]:
         yield TensorSpec(f"{name}.weight", dtype, shape, self.part, self.layer, std)
-        yield TensorSpec(f"{name}.scale", "F8_E8M0", scales, self.part, self.layer, std)
+        yield TensorSpec(f"{name}.scale", "F8_E8M0", scales, self.part, self.layer, std / CODE_RMS[dtype])
 
 
 def _layer(layer: LayerPlan, config: ModelConfig) -> Iterator[TensorSpec]:
@@ -98,13 +98,13 @@ def _layer(layer: LayerPlan, config: ModelConfig) -> Iterator[TensorSpec]:
     attention = f"{name}.attn"
     yield from _block(name, layer.index, config, config.num_experts)
     if layer.owns_kv:
-        compressor, indexer = _Part("compressor", layer.index), _Part("indexer", layer.index)
+        compressor = _Part("compressor", layer.index)
         yield from compressor.linear(f"{attention}.compressor.wkv", config.head_dim, hidden, 1.0)
         if layer.ratio > 1:
             yield from compressor.linear(f"{attention}.compressor.wgate", config.head_dim, hidden, 1.5)
         yield compressor.norm(f"{attention}.compressor.norm", config.head_dim)
-        yield from indexer.linear(f"{attention}.indexer.wk", config.index_dim, config.head_dim, 1.0)
-        yield indexer.norm(f"{attention}.indexer.k_norm", config.index_dim)
+        yield from compressor.linear(f"{attention}.indexer.wk", config.index_dim, config.head_dim, 1.0)
+        yield compressor.norm(f"{attention}.indexer.k_norm", config.index_dim)
     if layer.owns_index:
         indexer = _Part("indexer", layer.index)
         width = config.num_index_heads * config.index_dim
