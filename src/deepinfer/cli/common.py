@@ -1,0 +1,80 @@
+"""What the commands share: flags of the engine and of sampling, the model they open, progress bars."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from tqdm import tqdm
+
+from deepinfer import log
+from deepinfer.config import fields, flags
+from deepinfer.config.engine import EngineConfig
+from deepinfer.errors import ConfigError
+from deepinfer.sampling.params import SamplingParams
+
+if TYPE_CHECKING:
+    from deepinfer.llm import LLM
+
+Item = TypeVar("Item")
+
+
+def add_engine_flags(parser: argparse.ArgumentParser) -> None:
+    """A flag for every engine option."""
+    for title, options in fields.read_groups(EngineConfig).items():
+        flags.add_flags(parser, title, options)
+    parser.add_argument(
+        "--log-level", choices=("debug", "info", "warning", "error"), default="warning", help="default: warning"
+    )
+
+
+def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
+    """A flag for every sampling parameter."""
+    flags.add_flags(parser, "Sampling; the model's own settings where not given", fields.read_options(SamplingParams))
+
+
+def engine_options(args: argparse.Namespace) -> dict[str, Any]:
+    """The engine options that were given as flags."""
+    options = [option for group in fields.read_groups(EngineConfig).values() for option in group]
+    return flags.given(args, options)
+
+
+def sampling_flags(args: argparse.Namespace) -> dict[str, Any]:
+    """The sampling parameters that were given as flags."""
+    return flags.given(args, fields.read_options(SamplingParams))
+
+
+def merge_params(defaults: SamplingParams, *layers: Mapping[str, Any]) -> SamplingParams:
+    """Parameters from defaults and named values, later ones first; raises RequestError like SamplingParams."""
+    values: dict[str, Any] = {spec.name: getattr(defaults, spec.name) for spec in dataclasses.fields(defaults)}
+    for layer in layers:
+        if "seq_seed" in layer:
+            values.pop("seed", None)
+        values.update(layer)
+    return SamplingParams.from_mapping(values)
+
+
+def open_llm(args: argparse.Namespace) -> LLM:
+    """The engine that the flags describe; torch is loaded here and not before."""
+    from deepinfer.llm import LLM
+
+    log.setup(args.log_level)
+    return LLM(**engine_options(args))
+
+
+def read_text(path: str) -> str:
+    """The text of a file. Raises ConfigError when it cannot be read."""
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {path}: {error}") from None
+
+
+def progress(items: Iterable[Item], description: str, total: int | None = None) -> Iterable[Item]:
+    """The items behind a progress bar on a terminal, and without one elsewhere."""
+    bar: Iterable[Item] = tqdm(items, desc=description, total=total, disable=not sys.stderr.isatty(), leave=False)
+    return bar

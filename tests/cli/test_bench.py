@@ -1,0 +1,59 @@
+import json
+
+import pytest
+
+from deepinfer.cli.bench import Spread
+from deepinfer.cli.main import main
+
+
+def test_bench_measures_every_shape_and_prints_json(llm, capsys):
+    words = [
+        "bench",
+        "--batch-sizes",
+        "1,2",
+        "--prompt-lengths",
+        "8",
+        "--output-length",
+        "4",
+        "--repeat",
+        "2",
+        "--json",
+    ]
+    assert main(words) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["setting"] == {"model": "deepinfer-nano", "device": "cpu", "precision": "fast"}
+    assert [(case["batch_size"], case["prompt_length"]) for case in result["cases"]] == [(1, 8), (2, 8)]
+    assert result["cases"][0]["first_token_ms"] == {"median": 2.0, "low": 2.0, "high": 2.0}
+    assert len(llm.calls) == 2 * 2 * 3  # shapes x (prefill, whole) x (warm-up and repeats)
+    prompts = llm.calls[-1][1]
+    assert [len(prompt) for prompt in prompts] == [8, 8]
+    assert all(3 <= token < 128 for prompt in prompts for token in prompt)
+
+
+def test_bench_tables_have_one_line_a_case(llm, capsys):
+    assert (
+        main(["bench", "--batch-sizes", "3", "--prompt-lengths", "8,16", "--output-length", "4", "--repeat", "1"]) == 0
+    )
+    out = capsys.readouterr().out
+    assert sum(line.split()[:2] in (["3", "8"], ["3", "16"]) for line in out.splitlines()) == 4
+
+
+def test_bench_refuses_to_time_broken_answers(llm, capsys):
+    llm._answer = lambda kind, prompt, params: kind.refused("0", "out of blocks")
+    assert main(["bench", "--batch-sizes", "1", "--prompt-lengths", "8"]) == 2
+    assert "0 of 1 tokens: out of blocks" in capsys.readouterr().err
+
+
+def test_bench_refuses_settings_that_measure_nothing(llm, capsys):
+    assert main(["bench", "--output-length", "1"]) == 2
+    assert "--output-length must be at least 2" in capsys.readouterr().err
+
+
+def test_spread_is_median_least_and_greatest():
+    assert Spread.of([3.0, 1.0, 2.0]) == Spread(2.0, 1.0, 3.0)
+    assert str(Spread.of([3.0, 1.0, 2.0])) == "2.0 (1.0-3.0)"
+
+
+@pytest.mark.parametrize("words", [["--repeat", "0"], ["--repeat", "x"]])
+def test_bench_refuses_bad_repeats(llm, words, capsys):
+    assert main(["bench", *words]) == 2

@@ -1,0 +1,93 @@
+import json
+
+import pytest
+
+from deepinfer.cli.main import main
+
+
+def records(text):
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_one_argument_prints_its_answer_alone(llm, capsys):
+    assert main(["generate", "hello"]) == 0
+    assert capsys.readouterr().out == "HELLO\n"
+
+
+def test_several_prompts_are_numbered_and_one_failure_is_code_1(llm, capsys):
+    assert main(["generate", "a", "please refuse", "c"]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == "[1] A\n[3] C\n"
+    assert captured.err == "deepinfer: prompt 2: the prompt is refused\n"
+
+
+def test_plain_lines_of_standard_input_are_prompts(llm, type_in, capsys):
+    type_in("a\n\nb\n")
+    assert main(["generate", "--max-tokens", "5"]) == 0
+    assert capsys.readouterr().out == "[1] A\n[2] B\n"
+    assert [params.max_tokens for params in llm.calls[0][2]] == [5, 5]
+
+
+def test_chat_flag_sends_prompts_as_user_messages(llm, capsys):
+    assert main(["generate", "--chat", "--thinking", "hi"]) == 0
+    assert capsys.readouterr().out == "HI\n"
+    assert llm.calls == [("chat", [[{"role": "user", "content": "hi"}]], llm.calls[0][2], {"thinking": True})]
+
+
+def test_json_lines_keep_their_order_and_bad_ones_fail_alone(llm, type_in, capsys):
+    lines = [
+        '{"prompt": "a", "id": "first", "temperature": 0.5, "seq_seed": 7}',
+        "not json",
+        '{"messages": [{"role": "user", "content": "b"}], "thinking": true}',
+        '{"prompt": "c", "max_tokens": -1}',
+        '{"prompt_token_ids": [5, 6], "max_tokens": 2}',
+        '{"prompt": "d", "messages": []}',
+        '{"prompt": "e", "tools": []}',
+        '{"prompt": "f", "temprature": 1}',
+        '{"messages": [{"role": "user", "content": "g"}], "effort": "bad"}',
+        "[1]",
+        '{"prompt": "refuse"}',
+    ]
+    type_in("\n".join(lines) + "\n\n")
+    assert main(["generate", "--json", "--seed", "3"]) == 1
+    out = records(capsys.readouterr().out)
+    assert [record["index"] for record in out] == list(range(11))
+    assert [record.get("text") for record in out if record["error"] is None] == ["A", "B", ""]
+    assert out[0]["id"] == "first" and "id" not in out[2]
+    errors = {record["index"]: record["error"] for record in out if record["error"]}
+    for index, words in {
+        1: "line is not JSON",
+        3: "max_tokens is -1; it must be at least 1",
+        5: "line has prompt and messages; give one of",
+        6: "tools can only be given with messages",
+        7: "unknown sampling parameter 'temprature'",
+        8: "effort is 'bad'",
+        9: "it must be a JSON object",
+        10: "the prompt is refused",
+    }.items():
+        assert words in errors.pop(index)
+    assert errors == {}
+    prompts, params = llm.calls[0][1:3]
+    assert prompts == ["a", [5, 6], "refuse"]
+    assert (params[0].temperature, params[0].seed, params[1].seed) == (0.5, 7, 3)
+
+
+def test_file_named_jsonl_is_read_as_json_lines(llm, tmp_path, capsys):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": "a"}\n')
+    assert main(["generate", "--file", str(file)]) == 0
+    assert capsys.readouterr().out == "A\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "text", "message"),
+    [
+        (["--file", "missing.txt"], "", "cannot read missing.txt"),
+        (["a", "--file", "x"], "", "give them in one way"),
+        ([], "\n \n", "holds no prompt"),
+    ],
+)
+def test_input_that_cannot_be_used_is_refused(llm, type_in, capsys, words, text, message):
+    type_in(text)
+    assert main(["generate", *words]) == 2
+    assert message in capsys.readouterr().err
