@@ -1,0 +1,186 @@
+"""Attention over the window and the selected compressed entries of each token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from deepinfer.ops.batch import TokenBatch
+from deepinfer.ops.reference import quant
+from deepinfer.ops.reference.linear import Linear, linear, prepare_linear
+from deepinfer.ops.reference.norm import Norm, prepare_norm, rms_norm
+from deepinfer.ops.reference.numerics import Numerics
+from deepinfer.ops.reference.rings import write_ring
+from deepinfer.ops.reference.rope import rope_frequencies, rotate, rotation
+from deepinfer.ops.reference.shapes import expect, require
+from deepinfer.ops.weights import AttentionWeights
+
+TILE_BYTES = 64 << 20  # gathered keys of the tokens that are worked on at a time
+SOFTMAX_BLOCK = 64  # slots that the released kernel folds in at a time
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Attention of one layer; wo_a [groups, out_rank, h * D / groups] and sink [h] in the accumulation dtype."""
+
+    down: Linear  # wq_a above wkv, [q_rank + D, H]
+    q_norm: Norm
+    wq_b: Linear
+    kv_norm: Norm
+    sink: Tensor
+    wo_a: Tensor
+    wo_b: Linear
+    frequencies: Tensor
+    num_heads: int
+    window: int
+
+    @property
+    def dim(self) -> int:
+        return self.kv_norm.weight.shape[0]
+
+
+def prepare_attention(numerics: Numerics, attention: AttentionWeights) -> Attention:
+    """Widen the weights; the two products on x become one."""
+    wo_a = quant.dequantise(attention.wo_a, numerics.accumulate)
+    return Attention(
+        down=prepare_linear(numerics, attention.wq_a, attention.wkv),
+        q_norm=prepare_norm(attention.q_norm),
+        wq_b=prepare_linear(numerics, attention.wq_b),
+        kv_norm=prepare_norm(attention.kv_norm),
+        sink=attention.sink.value.to(numerics.accumulate),
+        wo_a=wo_a.unflatten(0, (attention.num_groups, -1)),
+        wo_b=prepare_linear(numerics, attention.wo_b),
+        frequencies=rope_frequencies(attention.rope, wo_a.device),
+        num_heads=attention.num_heads,
+        window=attention.window,
+    )
+
+
+def attention_inputs(
+    numerics: Numerics, x: Tensor, positions: Tensor, attention: Attention
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Low-rank query [T, q_rank], rotated query [T, h, D], packed window rows [T, bytes] of x [T, H]."""
+    expect("x", x, (None, None), torch.float32)
+    expect("positions", positions, (x.shape[0],))
+    low, kv = linear(numerics, x, attention.down).split([attention.q_norm.weight.shape[0], attention.dim], dim=-1)
+    low_rank = rms_norm(numerics, low, attention.q_norm)
+    q = linear(numerics, low_rank, attention.wq_b).unflatten(-1, (attention.num_heads, attention.dim))
+    turn = rotation(numerics, positions, attention.frequencies)
+    kv = numerics.act(rotate(rms_norm(numerics, kv, attention.kv_norm), turn))
+    return low_rank, numerics.act(rotate(q, turn.unsqueeze(1))), quant.pack_window(kv)
+
+
+def attend(
+    numerics: Numerics,
+    q: Tensor,
+    window_rows: Tensor,
+    batch: TokenBatch,
+    ring: Tensor,
+    pages: Tensor | None,
+    entries: Tensor | None,
+    attention: Attention,
+) -> Tensor:
+    """Softmax over window, entries and sink, then the inverse rotation: [T, h, D] float32."""
+    num_tokens, window = batch.num_tokens, attention.window
+    expect("q", q, (num_tokens, attention.num_heads, attention.dim), torch.float32)
+    expect("window rows", window_rows, (num_tokens, attention.dim // 32 * 33), torch.uint8)
+    expect("window ring", ring, (None, None, window_rows.shape[1]), torch.uint8)
+    require(ring.shape[1] >= window - 1, f"the window ring holds {ring.shape[1]} positions; it must hold {window - 1}")
+    require((pages is None) == (entries is None), "pages and entries are given together or not at all")
+    if pages is not None and entries is not None:
+        expect("compressed pages", pages, (None, None, attention.dim // 16 * 9), torch.uint8)
+        expect("entries", entries, (num_tokens, None))
+    width = window + (0 if entries is None else entries.shape[1])
+    tile = max(1, TILE_BYTES // (width * attention.dim * numerics.accumulate.itemsize))
+    result = torch.empty_like(q, memory_format=torch.contiguous_format)
+    for first in range(0, num_tokens, tile):
+        last = min(first + tile, num_tokens)
+        keys, hidden = _window_keys(numerics, window_rows, batch, ring, window, first, last)
+        if pages is not None and entries is not None and entries.shape[1]:
+            more, none = _entry_keys(batch, pages, entries, first, last)
+            keys, hidden = torch.cat([keys, more], 1), torch.cat([hidden, none], 1)
+        part = q[first:last].to(numerics.accumulate)
+        mix = _folded_softmax if numerics.activations else _softmax
+        result[first:last] = mix(numerics, part, keys.to(numerics.accumulate), hidden, attention.sink)
+    turn = rotation(numerics, batch.positions, attention.frequencies)
+    return numerics.act(rotate(result, turn.conj().unsqueeze(1)))
+
+
+def store_window(numerics: Numerics, window_rows: Tensor, batch: TokenBatch, ring: Tensor) -> None:
+    """Write each row's last `length` window rows into its slot's ring."""
+    write_ring(ring, window_rows, batch)
+
+
+def project_out(numerics: Numerics, attended: Tensor, attention: Attention) -> Tensor:
+    """wo_a per group of heads, its input never rounded to fp8, then wo_b: [T, h, D] -> [T, H] float32."""
+    expect("attended", attended, (None, attention.num_heads, attention.dim), torch.float32)
+    groups = attended.reshape(attended.shape[0], attention.wo_a.shape[0], -1).transpose(0, 1)
+    low_rank = torch.bmm(groups.to(numerics.accumulate), attention.wo_a.mT).transpose(0, 1).flatten(1)
+    return linear(numerics, numerics.act(low_rank), attention.wo_b)
+
+
+def _window_keys(
+    numerics: Numerics, window_rows: Tensor, batch: TokenBatch, ring: Tensor, window: int, first: int, last: int
+) -> tuple[Tensor, Tensor]:
+    """Window vectors of tokens first .. last - 1, oldest first: [t, n, D] float32, and which are empty [t, n].
+
+    All distinct vectors are unpacked once, a zero vector for the empty places at the head:
+
+        0 | ring rows of the tile's first row, window - 1 of them | ... of its last row | this step's rows
+    """
+    device, before = ring.device, window - 1
+    is_whole = first == 0 and last == batch.num_tokens
+    low, high = (0, len(batch.row_slots)) if is_whole else (int(batch.rows[first]), int(batch.rows[last - 1]) + 1)
+    begin = max(0, first - before)
+    past = batch.row_starts[low:high].unsqueeze(1) + torch.arange(-before, 0, device=device)
+    history = ring[batch.row_slots[low:high].unsqueeze(1), past % ring.shape[1]].flatten(0, 1)
+    empty = torch.zeros(1, ring.shape[2], dtype=torch.uint8, device=device)
+    vectors = quant.unpack_window(torch.cat([empty, history, window_rows[begin:last]]))
+
+    rows, positions = batch.rows[first:last], batch.positions[first:last].unsqueeze(1)
+    count = window if numerics.activations else min(window, batch.max_position + 1)
+    oldest = torch.maximum(positions - before, batch.window_starts[rows].unsqueeze(1))
+    seen = oldest + torch.arange(count, device=device)
+    ahead = seen - batch.row_starts[rows].unsqueeze(1)  # negative: in the ring
+    in_history = (rows - low).unsqueeze(1) * before + (before + 1)
+    in_step = batch.row_offsets[rows].unsqueeze(1) + (len(history) - begin + 1)
+    place = ahead + torch.where(ahead < 0, in_history, in_step)
+    hidden = seen > positions
+    return vectors[place.masked_fill_(hidden, 0)], hidden
+
+
+def _entry_keys(batch: TokenBatch, pages: Tensor, entries: Tensor, first: int, last: int) -> tuple[Tensor, Tensor]:
+    """Compressed vectors of tokens first .. last - 1: [t, n, D] float32, and which are empty [t, n]."""
+    chosen = entries[first:last]
+    is_valid = chosen >= 0
+    chosen = chosen.clamp_min(0)
+    blocks = batch.block_table[batch.rows[first:last].unsqueeze(1), chosen // pages.shape[1]]
+    return quant.unpack_compressed(pages[blocks, chosen % pages.shape[1]], is_valid), ~is_valid
+
+
+def _softmax(numerics: Numerics, q: Tensor, keys: Tensor, hidden: Tensor, sink: Tensor) -> Tensor:
+    """One pass: q [t, h, D], keys [t, n, D], hidden [t, n], sink [h] -> [t, h, D]."""
+    bias = torch.zeros_like(hidden, dtype=q.dtype).masked_fill_(hidden, -torch.inf).unsqueeze(1)
+    scores = torch.baddbmm(bias, q, keys.mT, alpha=q.shape[-1] ** -0.5)
+    scores = torch.cat([scores, sink.view(1, -1, 1).expand(len(q), -1, 1)], dim=-1)
+    return torch.bmm(scores.softmax(-1)[..., :-1], keys)
+
+
+def _folded_softmax(numerics: Numerics, q: Tensor, keys: Tensor, hidden: Tensor, sink: Tensor) -> Tensor:
+    """The same in blocks of 64 slots, each share rounded to bf16 against the running peak."""
+    peak = q.new_full(q.shape[:2], -1e30)
+    total, result = torch.zeros_like(peak), torch.zeros_like(q)
+    for first in range(0, keys.shape[1], SOFTMAX_BLOCK):
+        part = keys[:, first : first + SOFTMAX_BLOCK]
+        scores = torch.bmm(q, part.mT) * q.shape[-1] ** -0.5
+        scores = scores.masked_fill_(hidden[:, first : first + SOFTMAX_BLOCK].unsqueeze(1), -torch.inf)
+        new_peak = torch.maximum(peak, scores.amax(-1))
+        decay = torch.exp(peak - new_peak)
+        share = torch.exp(scores - new_peak.unsqueeze(-1))
+        total = total * decay + share.sum(-1)
+        result = torch.baddbmm(result * decay.unsqueeze(-1), numerics.act(share).to(q.dtype), part)
+        peak = new_peak
+    total = total + torch.exp(sink - peak)
+    return numerics.act(result / total.unsqueeze(-1))

@@ -1,0 +1,60 @@
+"""The reference set of ops, ready for `ops.table.build`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from deepinfer.ops.reference import (
+    attention,
+    compressor,
+    embedding,
+    engram,
+    hyper,
+    indexer,
+    moe,
+    sample,
+    tokens,
+)
+from deepinfer.ops.reference.numerics import Numerics
+
+FUNCTIONS: tuple[Callable[..., Any], ...] = (
+    embedding.prepare_embedding,
+    embedding.embed,
+    embedding.prepare_head,
+    embedding.head,
+    hyper.prepare_hyper,
+    hyper.hyper_enter,
+    hyper.hyper_leave,
+    attention.prepare_attention,
+    attention.attention_inputs,
+    attention.attend,
+    attention.store_window,
+    attention.project_out,
+    compressor.prepare_compressor,
+    compressor.compress,
+    indexer.prepare_indexer,
+    indexer.select,
+    moe.prepare_router,
+    moe.route,
+    moe.prepare_experts,
+    moe.experts,
+    moe.prepare_shared_expert,
+    moe.shared_expert,
+    engram.prepare_ngrams,
+    engram.ngram_rows,
+    engram.prepare_engram,
+    engram.engram,
+    tokens.store_tokens,
+    sample.draw,
+)
+
+
+def reference_ops(precision: str) -> dict[str, Callable[..., Any]]:
+    """Every op by name, bound to the numerics of "exact", "float32" or "fast".
+
+    Raises ConfigError for another precision.
+    """
+    numerics = Numerics.of(precision)
+    return {function.__name__: partial(function, numerics) for function in FUNCTIONS}

@@ -1,0 +1,38 @@
+"""RMS norm: x / sqrt(mean(x^2) + eps) * weight."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from deepinfer.ops.reference import quant
+from deepinfer.ops.reference.numerics import Numerics
+from deepinfer.ops.weights import NormWeights
+
+
+@dataclass(frozen=True)
+class Norm:
+    """weight [width] float32."""
+
+    weight: Tensor
+    eps: float
+
+
+def prepare_norm(norm: NormWeights) -> Norm:
+    """Widen the weight."""
+    return Norm(quant.dequantise(norm.weight, torch.float32), norm.eps)
+
+
+def rms_scale(numerics: Numerics, x: Tensor, eps: float) -> Tensor:
+    """1 / sqrt(mean(x^2) + eps) over the last dimension, kept: [..., 1] float32."""
+    return x.square().mean(-1, keepdim=True, dtype=numerics.accumulate).add_(eps).rsqrt_().float()
+
+
+def rms_norm(numerics: Numerics, x: Tensor, norm: Norm) -> Tensor:
+    """[..., width] float32 -> the same, rounded as an activation."""
+    if numerics.accumulate is torch.float32 and not numerics.activations:
+        return F.rms_norm(x, norm.weight.shape, norm.weight, norm.eps)
+    return numerics.act(norm.weight * (x * rms_scale(numerics, x, norm.eps)))

@@ -1,0 +1,52 @@
+"""Numerics: which roundings of the released reference are reproduced, and how sums are formed.
+
+Every op of this folder takes a `Numerics` first; `build.reference_ops` binds it. Tensors between
+ops are float32 in all modes; the roundings are explicit steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from deepinfer.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Numerics:
+    """Rounding points of one precision mode. Cached vectors are quantised in every mode.
+
+    activations: intermediate results are rounded to bf16, and the softmax of the attention is
+        folded in blocks of 64 slots with bf16 shares, as the released kernel does.
+    gemm_inputs: the input of a product with fp8 or fp4 weights is rounded to fp8 in blocks of 32.
+    index_scores: index scores are formed in bf16.
+    accumulate: dtype of products and sums. In float64 the order of a sum leaves no trace after
+        rounding to float32, so a result does not depend on what else is in the batch.
+    """
+
+    activations: bool
+    gemm_inputs: bool
+    index_scores: bool
+    accumulate: torch.dtype
+
+    @classmethod
+    def of(cls, precision: str) -> Numerics:
+        """The mode "exact", "float32" or "fast". Raises ConfigError for another name."""
+        if precision == "exact":
+            return cls(activations=True, gemm_inputs=True, index_scores=True, accumulate=torch.float64)
+        if precision == "float32":
+            return cls(activations=False, gemm_inputs=False, index_scores=False, accumulate=torch.float64)
+        if precision == "fast":
+            return cls(activations=False, gemm_inputs=False, index_scores=False, accumulate=torch.float32)
+        raise ConfigError(f"precision is {precision!r}; it must be exact, float32 or fast")
+
+    def act(self, x: Tensor) -> Tensor:
+        """An intermediate result as float32, rounded to bf16 where the mode says so."""
+        return x.to(torch.bfloat16).float() if self.activations else x.float()
+
+    def matmul(self, x: Tensor, weight: Tensor) -> Tensor:
+        """x [..., columns] @ weight.T, weight [rows, columns] in `accumulate`: float32 [..., rows]."""
+        return F.linear(x.to(self.accumulate), weight).float()
