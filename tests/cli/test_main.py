@@ -1,20 +1,11 @@
-import os
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
+from cli.process import run_process
 from deepinfer.cli import chat
 from deepinfer.cli.main import build_parser, main
 from deepinfer.errors import ModelError
-
-SOURCE = str(Path(__file__).parents[2] / "src")
-
-
-def run_process(words):
-    """Run a program that can import the package, whether or not it is installed."""
-    return subprocess.run(words, capture_output=True, text=True, timeout=60, env={**os.environ, "PYTHONPATH": SOURCE})
 
 
 @pytest.mark.parametrize(
