@@ -43,3 +43,24 @@ class TokenBatch:
     @property
     def num_tokens(self) -> int:
         return self.positions.shape[0]
+
+
+@dataclass(frozen=True)
+class ForwardBatch:
+    """Everything that one forward pass of a model reads, caches apart.
+
+    The encoder half computes all tokens; the decoder half (from the boundary layer's attention
+    on) only those whose position reached their request's decoder start.
+
+    tokens: [tokens] int64.
+    is_image: [tokens] bool, or None when all are text.
+    decoder_tokens: [decoder tokens] int64, indices into tokens; None = all of them.
+    logit_tokens: [n] int64, indices into the decoder's tokens whose logits are wanted.
+    """
+
+    tokens: Tensor
+    is_image: Tensor | None
+    encoder: TokenBatch
+    decoder: TokenBatch
+    decoder_tokens: Tensor | None
+    logit_tokens: Tensor

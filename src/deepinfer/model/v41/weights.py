@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
+
 from deepinfer.checkpoint.tensors import Source
 from deepinfer.model.v41.config import ModelConfig
 from deepinfer.model.v41.names import layer_name
@@ -27,10 +29,13 @@ class V41Weights:
     """Weights by our layer index; nothing is kept, so each is read once, by whoever packs it.
 
     folder: where tokenizer.json lies, for the n-gram hashes; None for weights that come without one.
+    device: where the tensors are handed over.
     """
 
-    def __init__(self, source: Source, config: ModelConfig, folder: Path | None = None) -> None:
-        self._source, self._config, self._folder = source, config, folder
+    def __init__(
+        self, source: Source, config: ModelConfig, folder: Path | None = None, device: torch.device | str = "cpu"
+    ) -> None:
+        self._source, self._config, self._folder, self._device = source, config, folder, device
 
     def embedding(self) -> Weight:
         """[vocab, hidden] bf16."""
@@ -126,8 +131,8 @@ class V41Weights:
         stacked = []
         for matrix in ("w1", "w2", "w3"):
             names = [f"{name}.{expert}.{matrix}" for expert in range(num_experts)]
-            value = self._source.stack([f"{one}.weight" for one in names])
-            stacked.append(Weight(value, self._source.stack([f"{one}.scale" for one in names])))
+            value, scale = (self._source.stack([f"{one}.{part}" for one in names]) for part in ("weight", "scale"))
+            stacked.append(Weight(value.to(self._device), scale.to(self._device)))
         w1, w2, w3 = stacked
         return ExpertWeights(w1, w2, w3, self._config.swiglu_limit)
 
@@ -152,10 +157,11 @@ class V41Weights:
         return layer_name(self._config.layers[layer])
 
     def _plain(self, name: str) -> Weight:
-        return Weight(self._source.get(name))
+        return Weight(self._source.get(name).to(self._device))
 
     def _scaled(self, name: str) -> Weight:
-        return Weight(self._source.get(f"{name}.weight"), self._source.get(f"{name}.scale"))
+        value, scale = (self._source.get(f"{name}.{part}").to(self._device) for part in ("weight", "scale"))
+        return Weight(value, scale)
 
     def _norm(self, name: str) -> NormWeights:
         return NormWeights(self._plain(f"{name}.weight"), self._config.norm_eps)

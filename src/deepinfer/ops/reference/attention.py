@@ -67,9 +67,9 @@ def attention_inputs(
     low, kv = linear(numerics, x, attention.down).split([attention.q_norm.weight.shape[0], attention.dim], dim=-1)
     low_rank = rms_norm(numerics, low, attention.q_norm)
     q = linear(numerics, low_rank, attention.wq_b).unflatten(-1, (attention.num_heads, attention.dim))
-    turn = rotation(numerics, positions, attention.frequencies)
+    turn = rotation(positions, attention.frequencies)
     kv = numerics.act(rotate(rms_norm(numerics, kv, attention.kv_norm), turn))
-    return low_rank, numerics.act(rotate(q, turn.unsqueeze(1))), quant.pack_window(kv)
+    return low_rank, numerics.act(rotate(q, turn)), quant.pack_window(kv)
 
 
 def attend(
@@ -104,8 +104,8 @@ def attend(
         part = q[first:last].to(numerics.accumulate)
         mix = _folded_softmax if numerics.activations else _softmax
         result[first:last] = mix(numerics, part, keys.to(numerics.accumulate), hidden, attention.sink)
-    turn = rotation(numerics, batch.positions, attention.frequencies)
-    return numerics.act(rotate(result, turn.conj().unsqueeze(1)))
+    turn = rotation(batch.positions, attention.frequencies)
+    return numerics.act(rotate(result, turn, backwards=True))
 
 
 def store_window(numerics: Numerics, window_rows: Tensor, batch: TokenBatch, ring: Tensor) -> None:

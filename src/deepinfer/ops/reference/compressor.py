@@ -85,7 +85,7 @@ def compress(
         return
     group = batch.positions[ending] // ratio
     latent = rms_norm(numerics, pooled, compressor.norm)
-    turn = rotation(numerics, group * ratio, compressor.frequencies)
+    turn = rotation(group * ratio, compressor.frequencies)
     key = rms_norm(numerics, linear(numerics, latent, compressor.index_wk), compressor.index_norm)
     place = (blocks[ending], group % pages.shape[1])
     pages[place] = quant.pack_compressed(numerics.act(rotate(latent, turn)))

@@ -146,8 +146,8 @@ def _queries(
 ) -> tuple[Tensor, Tensor]:
     """Rotated and fp4-rounded index queries [T, heads, d], head weights [T, heads]."""
     q = linear(numerics, low_rank, indexer.wq_b).unflatten(-1, (indexer.num_heads, indexer.dim))
-    turn = rotation(numerics, batch.positions, indexer.frequencies)
-    q = numerics.act(rotate(q, turn.unsqueeze(1)))
+    turn = rotation(batch.positions, indexer.frequencies)
+    q = numerics.act(rotate(q, turn))
     weights = linear(numerics, x, indexer.weights_proj) * (indexer.dim**-0.5 * indexer.num_heads**-0.5)
     return numerics.act(quant.unpack_index(quant.pack_index(q))), weights
 

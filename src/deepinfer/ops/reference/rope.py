@@ -7,7 +7,6 @@ import math
 import torch
 from torch import Tensor
 
-from deepinfer.ops.reference.numerics import Numerics
 from deepinfer.ops.weights import RopeSpec
 
 
@@ -29,18 +28,20 @@ def _dimension_turning(spec: RopeSpec, turns: float) -> float:
     return spec.dim * math.log(spec.original_max_positions / (turns * 2 * math.pi)) / (2 * math.log(spec.theta))
 
 
-def rotation(numerics: Numerics, positions: Tensor, frequencies: Tensor) -> Tensor:
-    """Unit complex numbers [positions, dim / 2] that turn a pair by its angle."""
-    angles = torch.outer(positions.float(), frequencies).to(numerics.accumulate)
-    return torch.polar(torch.ones_like(angles), angles).to(torch.complex64)
+def rotation(positions: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosine and sine of the angle of each pair: two of [positions, dim / 2] float32."""
+    angles = torch.outer(positions.float(), frequencies)
+    return angles.cos(), angles.sin()
 
 
-def rotate(x: Tensor, turn: Tensor) -> Tensor:
-    """Rotate the last pairs of x by `turn`, which broadcasts: [..., D] float32, a new tensor.
+def rotate(x: Tensor, turn: tuple[Tensor, Tensor], *, backwards: bool = False) -> Tensor:
+    """Rotate the last pairs of x by `turn`: [positions, (heads,) D] float32, a new tensor.
 
-    The conjugate of `turn` rotates back.
+    Plain real products: torch's complex ones may contract them, and a last bit decides a cache value.
     """
-    result = x.clone(memory_format=torch.contiguous_format)
-    tail = result[..., -2 * turn.shape[-1] :]
-    torch.view_as_complex(tail.unflatten(-1, (-1, 2))).mul_(turn)
-    return result
+    cos, sin = turn if x.ndim == 2 else (part.unsqueeze(1) for part in turn)
+    sin = -sin if backwards else sin
+    head, tail = x.split([x.shape[-1] - 2 * cos.shape[-1], 2 * cos.shape[-1]], dim=-1)
+    even, odd = tail.unflatten(-1, (-1, 2)).unbind(-1)
+    turned = torch.stack([even * cos - odd * sin, even * sin + odd * cos], dim=-1).flatten(-2)
+    return torch.cat([head, turned], dim=-1)

@@ -1,0 +1,31 @@
+"""Which device an engine runs on, and which implementation each op has there."""
+
+from __future__ import annotations
+
+import torch
+
+from deepinfer import log
+from deepinfer.config.engine import ModelOptions
+from deepinfer.errors import ConfigError
+from deepinfer.ops import table
+from deepinfer.ops.reference.build import reference_ops
+
+logger = log.get(__name__)
+
+
+def choose_device(options: ModelOptions) -> torch.device:
+    """The torch device that `options.device` names; auto = the accelerator when there is one.
+
+    Raises ConfigError when it is not there.
+    """
+    has_cuda = torch.cuda.is_available()
+    if options.device == "cuda" and not has_cuda:
+        raise ConfigError("device is 'cuda', but torch sees no CUDA device; use device='cpu' or 'auto'")
+    return torch.device("cuda" if has_cuda and options.device in ("cuda", "auto") else "cpu")
+
+
+def load_ops(options: ModelOptions) -> table.Ops:
+    """The op table of this configuration."""
+    ops = table.build({"reference": reference_ops(options.precision)})
+    logger.info("ops: %s (precision %s)", ", ".join(sorted(set(ops.origin.values()))), options.precision)
+    return ops

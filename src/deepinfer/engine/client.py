@@ -1,0 +1,127 @@
+"""EngineClient: the door to an engine core that runs in a thread of this process."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from types import TracebackType
+
+from deepinfer import log
+from deepinfer.engine.core import EngineCore
+from deepinfer.errors import EngineDeadError, RequestError
+from deepinfer.messages import FinishReason, GenerateRequest, StepOutput
+
+logger = log.get(__name__)
+
+
+class Subscription:
+    """The requests of one caller, and the outputs of every step that touched one of them.
+
+    An output may also hold lines of other callers' requests; the reader skips those.
+    """
+
+    def __init__(self, client: EngineClient):
+        self._client = client
+        self.outputs: queue.SimpleQueue[StepOutput | BaseException] = queue.SimpleQueue()
+
+    def submit(self, request: GenerateRequest) -> None:
+        """Queue a request. Raises RequestError when it is refused, EngineDeadError after a crash."""
+        self._client._submit(request, self)
+
+    def get(self, timeout: float | None = None) -> StepOutput:
+        """The next output; raises queue.Empty after `timeout` seconds, EngineDeadError after a crash."""
+        output = self.outputs.get(timeout=timeout)
+        if isinstance(output, BaseException):
+            self.outputs.put(output)  # every later call fails too
+            raise EngineDeadError(f"the engine stopped: {output!r}") from output
+        return output
+
+
+class EngineClient:
+    """Runs an EngineCore in a daemon thread and passes its outputs on, one message a step and caller."""
+
+    def __init__(self, core: EngineCore):
+        self.core = core
+        self._routes: dict[str, Subscription] = {}
+        self._wake = threading.Condition()
+        self._is_closed = False
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="deepinfer-core", daemon=True)
+        self._thread.start()
+
+    def subscribe(self) -> Subscription:
+        """A new caller."""
+        return Subscription(self)
+
+    def abort(self, request_id: str) -> bool:
+        """End a request wherever it stands; its Finished arrives as usual. False for an unknown id."""
+        return self.finish(request_id, "abort")
+
+    def finish(self, request_id: str, reason: FinishReason) -> bool:
+        """End a request for a reason that the caller found; False for an unknown id."""
+        is_known = self.core.finish(request_id, reason)
+        self._notify()
+        return is_known
+
+    def close(self) -> None:
+        """Stop after the step in flight. Requests that still run are reported as a dead engine."""
+        with self._wake:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            self._wake.notify()
+        self._thread.join()
+        self.core.close()
+
+    def __enter__(self) -> EngineClient:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _submit(self, request: GenerateRequest, subscription: Subscription) -> None:
+        with self._wake:
+            if self._is_closed:
+                cause = repr(self._failure) if self._failure else "it was closed"
+                raise EngineDeadError(f"request {request.request_id!r} cannot run: the engine stopped ({cause})")
+            if request.request_id in self._routes:
+                raise RequestError(f"request id {request.request_id!r} is in use; give another one")
+            self.core.add(request)
+            self._routes[request.request_id] = subscription
+            self._wake.notify()
+
+    def _notify(self) -> None:
+        with self._wake:
+            self._wake.notify()
+
+    def _run(self) -> None:
+        try:
+            while self._wait_for_work():
+                output = self.core.step()
+                if output is not None:
+                    self._deliver(output)
+            failure: BaseException = EngineDeadError("it was closed")
+        except BaseException as error:
+            logger.exception("the engine core failed")
+            failure = self._failure = error
+        with self._wake:
+            self._is_closed = True
+            subscriptions = set(self._routes.values())
+            self._routes.clear()
+        for subscription in subscriptions:
+            subscription.outputs.put(failure)
+
+    def _wait_for_work(self) -> bool:
+        with self._wake:
+            while not self._is_closed and not self.core.has_work():
+                self._wake.wait()
+            return not self._is_closed
+
+    def _deliver(self, output: StepOutput) -> None:
+        with self._wake:
+            touched = {self._routes.get(request_id) for request_id in output.request_ids}
+            touched |= {self._routes.get(request_id) for request_id, _, _ in output.prompt_logits}
+            touched |= {self._routes.pop(ended.request_id, None) for ended in output.finished}
+        for subscription in touched:
+            if subscription is not None:
+                subscription.outputs.put(output)

@@ -1,0 +1,84 @@
+"""The step loop of one engine: plan, run, apply, with one step planned ahead of the device."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Protocol
+
+import numpy as np
+
+from deepinfer.messages import FinishReason, GenerateRequest, StepOutput, StepPlan, StepResult
+from deepinfer.scheduler.scheduler import Scheduler
+
+
+class Executor(Protocol):
+    """What carries out plans, in the order it gets them."""
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Run one step to its end."""
+        ...
+
+
+class EngineCore:
+    """Scheduler and device side of one engine; `step` is called by one thread.
+
+    With `is_async`, step n + 1 is planned and handed over while step n runs: the plan does not
+    need step n's tokens, since the device reads them from its own rings. A request that turns out
+    to have ended in step n leaves one surplus row behind, whose result is dropped.
+
+    `add`, `abort` and `finish` may be called from any thread; they wait for planning, never for
+    the device.
+    """
+
+    def __init__(self, scheduler: Scheduler, executor: Executor, *, is_async: bool):
+        self.scheduler, self._executor = scheduler, executor
+        self._depth = 2 if is_async else 1
+        self._lock = threading.Lock()
+        self._in_flight: deque[Future[StepResult]] = deque()
+        self._has_ended = False  # a request was ended from outside and its end not handed out
+        self._device = ThreadPoolExecutor(1, thread_name_prefix="deepinfer-device")
+
+    def add(self, request: GenerateRequest) -> None:
+        """Queue a request. Raises RequestError when it is refused."""
+        with self._lock:
+            self.scheduler.add(request)
+
+    def abort(self, request_id: str) -> bool:
+        """End a request wherever it stands; False when there is none of that id."""
+        return self.finish(request_id, "abort")
+
+    def finish(self, request_id: str, reason: FinishReason) -> bool:
+        """End a request for a reason that the caller found, as a stop text in its answer."""
+        with self._lock:
+            is_known = self.scheduler.finish(request_id, reason)
+            self._has_ended |= is_known
+            return is_known
+
+    def has_work(self) -> bool:
+        """Whether `step` has anything to do or to report."""
+        with self._lock:
+            return self._has_ended or self.scheduler.has_work()
+
+    def step(self) -> StepOutput | None:
+        """Plan and hand over the next step, then apply the oldest one that is due.
+
+        Returns what requests got; None when no step was due yet.
+        """
+        with self._lock:
+            plan = self.scheduler.schedule()
+        if plan is not None:
+            self._in_flight.append(self._device.submit(self._executor.execute, plan))
+            if len(self._in_flight) < self._depth:
+                return None
+        result = self._in_flight.popleft().result() if self._in_flight else None
+        with self._lock:
+            self._has_ended = False
+            if result is not None:
+                return self.scheduler.update(result)
+            return StepOutput([], np.zeros(0, dtype=np.int32), finished=self.scheduler.take_finished())
+
+    def close(self) -> None:
+        """Wait for the step in flight and stop the device thread."""
+        self._device.shutdown(wait=True, cancel_futures=True)

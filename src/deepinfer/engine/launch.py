@@ -1,0 +1,44 @@
+"""From a configuration to a running engine in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from deepinfer.cache.manager import CacheManager
+from deepinfer.config.engine import EngineConfig
+from deepinfer.engine.client import EngineClient
+from deepinfer.engine.core import EngineCore
+from deepinfer.runner.build import build_runner
+from deepinfer.scheduler.scheduler import Scheduler
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A running engine and the limits that a frontend checks requests against."""
+
+    client: EngineClient
+    max_model_len: int
+    vocab_size: int
+
+
+def launch(config: EngineConfig, folder: Path, eos_ids: Sequence[int] | None = None) -> Engine:
+    """Load the model in `folder` and start its core.
+
+    eos_ids: tokens that end an answer; the model configuration's when None.
+    """
+    built = build_runner(config, folder)
+    options = config.scheduler
+    cache = CacheManager(built.num_blocks, options.max_num_requests, built.block_tokens, built.max_model_len)
+    scheduler = Scheduler(
+        options,
+        cache,
+        eos_token_ids=built.eos_ids if eos_ids is None else eos_ids,
+        max_model_len=built.max_model_len,
+        vocab_size=built.vocab_size,
+        decoder_replay=config.model.decoder_replay,
+        replay_keep_tokens=config.model.replay_keep_tokens,
+    )
+    core = EngineCore(scheduler, built.runner, is_async=options.async_scheduling)
+    return Engine(EngineClient(core), built.max_model_len, built.vocab_size)

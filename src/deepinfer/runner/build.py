@@ -1,0 +1,100 @@
+"""From a configuration to a runner: checkpoint, ops, caches and sampler put together."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from deepinfer import log
+from deepinfer.backends.null.runner import NullModel, NullRunner
+from deepinfer.backends.select import choose_device, load_ops
+from deepinfer.cache.groups import CacheLayout
+from deepinfer.cache.pools import CachePools
+from deepinfer.checkpoint import coverage
+from deepinfer.checkpoint.dummy import DummyWeights
+from deepinfer.checkpoint.reader import Checkpoint
+from deepinfer.checkpoint.tensors import Source
+from deepinfer.config.engine import EngineConfig
+from deepinfer.errors import ConfigError
+from deepinfer.model.registry import architecture_of, load_module
+from deepinfer.runner.batch import BatchBuilder
+from deepinfer.runner.memory import count_blocks
+from deepinfer.runner.runner import Runner
+from deepinfer.sampling.sampler import Sampler
+
+logger = log.get(__name__)
+NULL_BLOCKS_PER_REQUEST = 16
+
+
+@dataclass(frozen=True)
+class BuiltRunner:
+    """A runner, and what a scheduler must know about it."""
+
+    runner: Runner | NullRunner
+    num_blocks: int
+    block_tokens: int
+    max_model_len: int
+    vocab_size: int
+    eos_ids: tuple[int, ...]
+
+
+def build_runner(config: EngineConfig, folder: Path) -> BuiltRunner:
+    """Load the model in `folder` onto its device and take the memory of its caches.
+
+    Raises ModelError, CheckpointError or ConfigError for what cannot be run.
+    """
+    options, num_slots = config.model, config.scheduler.max_num_requests
+    architecture = architecture_of(folder)
+    full = load_module(architecture, "config").ModelConfig.from_file(folder)
+    model_config = full.cut(options.layers) if options.layers is not None else full
+    max_model_len = _max_model_len(options.max_model_len, model_config.max_positions)
+    layout: CacheLayout = load_module(architecture, "caches").cache_layout(model_config)
+    sizes = (layout.block_tokens, max_model_len, model_config.vocab_size, model_config.eos_ids)
+
+    if options.device == "null":
+        num_blocks = config.cache.num_blocks or max(
+            num_slots * NULL_BLOCKS_PER_REQUEST, -(-max_model_len // layout.block_tokens)
+        )
+        null = NullRunner(
+            NullModel(model_config.vocab_size),
+            num_slots=num_slots,
+            num_blocks=num_blocks,
+            block_tokens=layout.block_tokens,
+            max_model_len=max_model_len,
+        )
+        return BuiltRunner(null, num_blocks, *sizes)
+
+    started = time.monotonic()
+    device, ops = choose_device(options), load_ops(options)
+    catalogue = load_module(architecture, "names").catalogue
+    source: Source
+    if options.load_format == "dummy":
+        source = DummyWeights(catalogue(model_config))
+    else:
+        source = Checkpoint(folder)
+        coverage.check(source, catalogue(model_config), catalogue(full))
+    has_tokenizer = (folder / "tokenizer.json").exists() or options.load_format != "dummy"
+    weights = load_module(architecture, "weights").V41Weights(
+        source, model_config, folder if has_tokenizer else None, device
+    )
+    with torch.inference_mode():
+        model = load_module(architecture, "model").V41Model(model_config, ops, weights)
+    num_blocks = count_blocks(config.cache, layout, device, num_slots, max_model_len)
+    pools = CachePools(layout, num_blocks, num_slots, device)
+    bound = model.bind(pools)
+    builder = BatchBuilder(num_slots, -(-max_model_len // layout.block_tokens), layout.block_tokens, bound.token_ring)
+    logger.info(
+        "loaded %s on %s in %.1f s: %d layers, %d cache blocks of %d tokens (%.1f MiB), %d slots (%.1f MiB)",
+        folder.name, device, time.monotonic() - started, model_config.num_layers, num_blocks, layout.block_tokens,
+        pools.blocks.nbytes / 2**20, num_slots, pools.slots.nbytes / 2**20,
+    )  # fmt: skip
+    return BuiltRunner(Runner(bound, builder, Sampler(ops, num_slots + 1)), num_blocks, *sizes)
+
+
+def _max_model_len(wanted: int | None, limit: int) -> int:
+    if wanted is not None and wanted > limit:
+        raise ConfigError(f"max_model_len is {wanted}, but the model's positions end at {limit}; lower max_model_len")
+    return wanted or limit

@@ -1,0 +1,45 @@
+"""How many cache blocks an engine gets."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from deepinfer.cache.groups import CacheLayout
+from deepinfer.config.engine import CacheOptions
+from deepinfer.errors import ConfigError
+
+HOST_SHARE = 0.25  # of free memory; other programs live on a host
+DEVICE_SHARE = 0.85  # of free memory on an accelerator; the rest is for activations
+
+
+def count_blocks(
+    options: CacheOptions, layout: CacheLayout, device: torch.device, max_requests: int, max_model_len: int
+) -> int:
+    """Blocks to allocate: what the options say, else enough for every request at full length, if memory allows.
+
+    Raises ConfigError when not even one block fits.
+    """
+    if options.num_blocks is not None:
+        return options.num_blocks
+    limit = options.kv_cache_bytes
+    wanted = max_requests * -(-max_model_len // layout.block_tokens)
+    if layout.bytes_per_block == 0:  # a window-only model keeps nothing in blocks
+        return wanted
+    if limit is None:
+        limit = min(free_bytes(device), wanted * layout.bytes_per_block)
+    num_blocks = limit // layout.bytes_per_block
+    if num_blocks < 1:
+        raise ConfigError(
+            f"kv_cache_bytes is {limit}, but one block of {layout.block_tokens} tokens takes "
+            f"{layout.bytes_per_block} bytes; raise kv_cache_bytes"
+        )
+    return num_blocks
+
+
+def free_bytes(device: torch.device) -> int:
+    """Bytes that the caches may take on this device now."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0] * DEVICE_SHARE)
+    return int(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * HOST_SHARE)

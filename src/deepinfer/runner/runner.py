@@ -1,0 +1,76 @@
+"""The device side of one engine: carries out plans in the order they come."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from deepinfer.messages import Float32, Logprobs, StepPlan, StepResult
+from deepinfer.model.v41.model import BoundModel
+from deepinfer.runner.batch import BatchBuilder
+from deepinfer.sampling.sampler import Sampler
+
+
+@dataclass(frozen=True)
+class Forwarded:
+    """A step between its two halves: logits are on the device, tokens are not drawn yet."""
+
+    plan: StepPlan
+    logits: Tensor
+    started: float
+
+
+class Runner:
+    """Model, caches and sampler of one engine.
+
+    `forward` and `sample` are two calls so that a host can fill token masks in between.
+    """
+
+    def __init__(self, model: BoundModel, builder: BatchBuilder, sampler: Sampler):
+        self.model, self.builder, self.sampler = model, builder, sampler
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Run one step; blocks until its tokens are on the host."""
+        return self.sample(self.forward(plan))
+
+    @torch.inference_mode()
+    def forward(self, plan: StepPlan) -> Forwarded:
+        """Compute the step's logits and cache entries."""
+        started = time.monotonic()
+        for setup in plan.setups:
+            self.sampler.set_slot(setup.slot, setup.params)
+        return Forwarded(plan, self.model.forward(self.builder.build(plan)), started)
+
+    @torch.inference_mode()
+    def sample(self, forwarded: Forwarded) -> StepResult:
+        """Draw the next tokens, leave them in the token rings for the next step, return them."""
+        plan = forwarded.plan
+        slots = plan.slots[plan.samples]
+        positions = (plan.starts + plan.counts)[plan.samples]  # of the tokens to draw
+        drawn = self.sampler.sample(forwarded.logits[: len(slots)], slots, positions)
+        ring = self.builder.token_ring
+        where = torch.from_numpy(slots.astype(np.int64)), torch.from_numpy(positions.astype(np.int64))
+        ring[where[0].to(ring.device), where[1].to(ring.device) % ring.shape[1]] = drawn.token_ids.to(torch.int32)
+        logprobs = None
+        if drawn.logprobs is not None:
+            values, ranks, top_ids, top_values = (part.cpu().numpy() for part in drawn.logprobs)
+            logprobs = Logprobs(values, ranks.astype(np.int32), top_ids.astype(np.int32), top_values)
+        return StepResult(
+            step=plan.step,
+            token_ids=drawn.token_ids.to(torch.int32).cpu().numpy(),
+            is_finite=drawn.is_finite.cpu().numpy(),
+            logprobs=logprobs,
+            prompt_logits=_prompt_logits(plan, forwarded.logits[len(slots) :]),
+            seconds=time.monotonic() - forwarded.started,
+        )
+
+
+def _prompt_logits(plan: StepPlan, logits: Tensor) -> dict[int, Float32]:
+    rows = np.flatnonzero(plan.wants_logits).tolist()
+    counts = plan.counts[rows].tolist()
+    parts = torch.split(logits, counts) if rows else ()
+    return {row: part.cpu().numpy() for row, part in zip(rows, parts, strict=True)}
