@@ -1,10 +1,27 @@
 import time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from deepinfer.frontend.detokenizer import Detokenizer, TokenTexts
+
+# Beginnings and parts of characters, of overlong forms, surrogates and values past U+10FFFF.
+NASTY = [
+    b"\xed",
+    b"\xa0",
+    b"\xe2",
+    b"\x82",
+    b"\xf0",
+    b"\x9f",
+    b"\x98",
+    b"\xf4",
+    b"\x90",
+    b"\xe0",
+    b"\x80",
+    b"\xc3",
+    b"a",
+]
 
 
 def byte_detokenizer(*tokens: bytes) -> Detokenizer:
@@ -58,11 +75,13 @@ def test_flush_gives_what_is_left():
 
 
 @settings(max_examples=300, deadline=None)
-@given(tokens=st.lists(st.binary(min_size=1, max_size=4), max_size=12))
+@given(tokens=st.lists(st.one_of(st.binary(min_size=1, max_size=4), st.sampled_from(NASTY)), max_size=12))
+@example(tokens=[b"\xed", b"\xa0"])
+@example(tokens=[b"\xed\xa0", b"\x80", b"\xf4", b"\x90", b"\xe0", b"\x80"])
 def test_starts_say_which_character_a_token_first_touches(tokens):
     detokenizer = byte_detokenizer(*tokens)
-    for token_id in range(len(tokens)):
-        detokenizer.add(token_id)
+    text = "".join(map(detokenizer.add, range(len(tokens)))) + detokenizer.flush()
+    assert text == b"".join(tokens).decode("utf-8", "replace")
     owner = characters_of_bytes(b"".join(tokens))
     offsets = [sum(map(len, tokens[:i])) for i in range(len(tokens))]
     assert detokenizer.starts == [owner[offset] for offset in offsets]

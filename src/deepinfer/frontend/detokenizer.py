@@ -65,19 +65,22 @@ class Detokenizer:
         return rest
 
     def _add_bytes(self, own: bytes) -> str:
-        is_apart = bool(self._pending) and bool(own) and not _continues(self._pending, own[:1])
+        is_apart = bool(self._pending) and bool(own) and not _is_sound(self._pending + own[:1])
         self.starts.append(self._num_chars + is_apart)
         data = self._pending + own
         text, consumed = codecs.utf_8_decode(data, "replace", False)
         self._pending = data[consumed:]
+        if not _is_sound(self._pending):  # the codec also waits behind the first half of a surrogate
+            text += self._pending.decode("utf-8", "replace")
+            self._pending = b""
         self._num_chars += len(text)
         return text
 
 
-def _continues(pending: bytes, byte: bytes) -> bool:
-    """Whether a byte belongs to the character that `pending` begins; if not, `pending` is one U+FFFD."""
+def _is_sound(data: bytes) -> bool:
+    """Whether the bytes are one character or the beginning of one; `data` but its last byte is known to be."""
     try:
-        codecs.utf_8_decode(pending + byte, "strict", False)
-    except UnicodeDecodeError:
-        return False
+        data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        return error.end == len(data)
     return True

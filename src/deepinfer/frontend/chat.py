@@ -1,0 +1,152 @@
+"""Chat messages to token ids, by the public `deepseek_recipe` package: it owns the V4.1 prompt format.
+
+Text of users and tools is encoded without the special vocabulary, so a spelling like `<｜User｜>`
+in a message can never open a turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import deepseek_recipe as recipe
+
+from deepinfer.errors import ModelError, RequestError
+from deepinfer.frontend.answer import AnswerParser
+
+Message: TypeAlias = Mapping[str, Any]
+Effort: TypeAlias = Literal["low", "high", "xhigh", "max"]
+
+EFFORTS = ("low", "high", "xhigh", "max")
+# What shapes the prompt in a Chat Completions body; sampling fields are not read here.
+PROMPT_FIELDS = ("messages", "tools", "tool_choice", "thinking", "reasoning_effort", "response_format")
+MODEL_NAME = "deepinfer"  # the recipe picks the prompt format by name; every model here speaks V4.1
+
+
+@dataclass(frozen=True)
+class ChatPrompt:
+    """An encoded conversation. token_ids: the prompt up to where the answer begins."""
+
+    token_ids: list[int]
+    conversion: recipe.ConversationRequest
+
+    def parser(self) -> AnswerParser:
+        """A new parser for one answer to this prompt."""
+        generator = recipe.ChatCompletionRequest.chunk_generator(self.conversion, "answer", MODEL_NAME)
+        options = self.conversion.parsing_options
+        return AnswerParser(recipe.StreamProcessor(generator, options), is_json=options.parse_json_output)
+
+
+class ChatEncoder:
+    """Encodes conversations for one model folder; the tokenizer is read on first use."""
+
+    def __init__(self, tokenizer_file: Path) -> None:
+        self._tokenizer_file = tokenizer_file
+        versions = {MODEL_NAME: recipe.ModelVersion.DeepseekV41Flash}
+        self._options = recipe.ConversionOptions().with_model_versions_by_name(versions)
+
+    def encode(
+        self,
+        messages: Sequence[Message],
+        *,
+        thinking: bool = True,
+        effort: Effort | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        response_format: Mapping[str, Any] | None = None,
+        continue_final_message: bool = False,
+    ) -> ChatPrompt:
+        """Encode messages, tools and formats in the shape of the Chat Completions API.
+
+        messages: role system, user, assistant or tool; content a text or a list of text parts; an
+            assistant may have `reasoning_content` and `tool_calls`, a tool has `tool_call_id`.
+        effort: how much to think, "high" when not given.
+        tools: as in {"type": "function", "function": {"name": ..., "parameters": {...}}}.
+        response_format: {"type": "text" | "json_object"}, or "json_schema" or "regex" with their field.
+        continue_final_message: the answer goes on with the last message, which is the assistant's.
+
+        Raises RequestError for whatever cannot be encoded, pictures included.
+        """
+        if not isinstance(thinking, bool):
+            raise RequestError(f"thinking is {thinking!r:.80}; it must be true or false")
+        if effort is not None and effort not in EFFORTS:
+            raise RequestError(f"effort is {effort!r:.80}; it must be one of {', '.join(EFFORTS)}")
+        if effort is not None and not thinking:
+            raise RequestError(f"effort is {effort!r} but thinking is off; turn thinking on or leave effort out")
+        messages = _checked(messages)
+        if continue_final_message:
+            messages = _continued(messages)
+        body = {
+            "messages": messages,
+            "tools": tools,
+            "tool_choice": tool_choice,
+            "thinking": {"type": "enabled" if thinking else "disabled"},
+            "reasoning_effort": effort,
+            "response_format": response_format,
+        }
+        return self._encode({name: value for name, value in body.items() if value is not None})
+
+    def encode_body(self, body: Mapping[str, Any]) -> ChatPrompt:
+        """Encode the prompt fields of a Chat Completions body, whatever model it names.
+
+        Raises RequestError as `encode` does.
+        """
+        fields = {name: body[name] for name in PROMPT_FIELDS if name in body}
+        return self._encode({**fields, "messages": _checked(body.get("messages"))})
+
+    @cached_property
+    def _encoding(self) -> recipe.DeepseekV41Encoding:
+        try:
+            tokenizer = recipe.Tokenizer.from_file(str(self._tokenizer_file))
+        except (ValueError, RuntimeError, OSError) as error:
+            raise ModelError(f"{self._tokenizer_file} cannot be read as a tokenizer ({error})") from None
+        return recipe.DeepseekV41Encoding().with_tokenizer(tokenizer)
+
+    def _encode(self, body: dict[str, Any]) -> ChatPrompt:
+        try:
+            conversion = recipe.ChatCompletionRequest({**body, "model": MODEL_NAME}).convert(self._options)
+            _refuse_images(conversion.conversation)
+            return ChatPrompt(self._encoding.encode(conversion.conversation), conversion)
+        except recipe.ConversionError as error:
+            raise RequestError(f"chat request refused: {error}") from None
+        except UnicodeEncodeError:
+            raise RequestError(
+                "chat request holds a lone surrogate and has no UTF-8 form; remove it or replace it with U+FFFD"
+            ) from None
+        except (TypeError, ValueError, RuntimeError) as error:
+            if isinstance(error, RequestError | ModelError):
+                raise
+            raise RequestError(f"chat request refused: {error}") from None
+
+
+def _checked(messages: object) -> list[dict[str, Any]]:
+    if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence):
+        raise RequestError(
+            f'messages is {messages!r:.80}; it must be a list, as in [{{"role": "user", "content": "Hello"}}]'
+        )
+    for i, message in enumerate(messages):
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise RequestError(f"messages[{i}] is {message!r:.80}; it must have a role and content")
+    if not messages:
+        raise RequestError("messages is empty; give at least one message")
+    return [dict(message) for message in messages]
+
+
+def _continued(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The last message marked as the beginning of the answer."""
+    role = messages[-1]["role"]
+    if role != "assistant":
+        raise RequestError(
+            f"continue_final_message is set but the last message has role {role!r:.80}; it must be assistant"
+        )
+    return [*messages[:-1], {**messages[-1], "prefix": True}]
+
+
+def _refuse_images(conversation: recipe.Conversation) -> None:
+    for message in conversation.messages:
+        for image in message.image_sources:
+            place = image.path.lstrip(".")
+            raise RequestError(f"{place} is a picture; this engine takes text only so far, leave the picture out")

@@ -1,0 +1,142 @@
+"""From what a caller gives to a GenerateRequest whose limits are checked."""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+import secrets
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from deepinfer.errors import RequestError
+from deepinfer.frontend.tokenizer import Tokenizer
+from deepinfer.messages import GenerateRequest, Int32
+from deepinfer.sampling.params import SamplingParams
+
+# A raw text, token ids, or one of the two by name: {"prompt": text} or {"prompt_token_ids": ids}.
+Prompt: TypeAlias = str | Iterable[int] | Mapping[str, Any]
+PROMPT_KEYS = ("prompt", "prompt_token_ids")
+MAX_PRIORITY = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class RequestBuilder:
+    """Makes requests for one model.
+
+    tokenizer: None if the model has none; then only token ids are taken.
+    vocab_size: ids from 0 to below it are valid; the model's, which may be padded.
+    max_model_len: most tokens of prompt and answer together.
+    """
+
+    tokenizer: Tokenizer | None
+    vocab_size: int
+    max_model_len: int
+
+    def build(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        request_id: str,
+        priority: int = 0,
+        wants_prompt_logits: bool = False,
+    ) -> GenerateRequest:
+        """Encode and check a prompt.
+
+        A text is encoded by `Tokenizer.encode`: special spellings in it count, and BOS is added
+        only if the model's tokenizer_config.json says so. `max_tokens` None becomes what fits
+        behind the prompt, `seed` None a random seed.
+
+        Raises RequestError naming the first thing that cannot be accepted.
+        """
+        params = SamplingParams() if params is None else params
+        if not isinstance(params, SamplingParams):
+            raise RequestError(f"params is a {type(params).__name__}; it must be SamplingParams")
+        for token_id in params.stop_token_ids:
+            if token_id >= self.vocab_size:
+                raise RequestError(f"stop_token_ids holds {token_id}; the vocabulary ends at {self.vocab_size - 1}")
+        token_ids = self._token_ids(prompt)
+        return GenerateRequest(
+            request_id=request_id,
+            token_ids=token_ids,
+            params=dataclasses.replace(
+                params,
+                max_tokens=self._max_tokens(len(token_ids), params.max_tokens),
+                seed=secrets.randbits(63) if params.seed is None else params.seed,
+            ),
+            arrival=time.monotonic(),
+            priority=_priority(priority),
+            wants_prompt_logits=wants_prompt_logits,
+        )
+
+    def _token_ids(self, prompt: Prompt) -> Int32:
+        name, prompt = _unwrap(prompt)
+        if isinstance(prompt, str) and name != "prompt_token_ids":
+            if self.tokenizer is None:
+                raise RequestError("prompt is a text, but this model has no tokenizer; give token ids")
+            ids = self.tokenizer.encode(prompt)
+        elif name == "prompt" or isinstance(prompt, str | bytes | Mapping) or not isinstance(prompt, Iterable):
+            rule = {"prompt": "a text", "prompt_token_ids": "a list of token ids"}.get(
+                name, 'a text, a list of token ids, {"prompt": text} or {"prompt_token_ids": ids}'
+            )
+            raise RequestError(f"{name or 'prompt'} is {prompt!r:.80}; it must be {rule}")
+        else:
+            ids = [_token_id(token) for token in prompt]
+        if not ids:
+            raise RequestError("prompt is empty; give at least one token")
+        for bad in (min(ids), max(ids)):
+            if not 0 <= bad < self.vocab_size:
+                raise RequestError(f"prompt holds token id {bad}; ids of this model are 0 to {self.vocab_size - 1}")
+        return np.array(ids, np.int32)
+
+    def _max_tokens(self, num_prompt_tokens: int, max_tokens: int | None) -> int:
+        """Raises RequestError if prompt and answer do not fit in `max_model_len`."""
+        room = self.max_model_len - num_prompt_tokens
+        if room < 1:
+            raise RequestError(
+                f"prompt has {num_prompt_tokens} tokens but must have at most {self.max_model_len - 1}, so that "
+                f"one token fits behind it in max_model_len ({self.max_model_len}); shorten it or raise --max-model-len"
+            )
+        if max_tokens is None:
+            return room
+        if max_tokens > room:
+            raise RequestError(
+                f"max_tokens is {max_tokens} but prompt ({num_prompt_tokens} tokens) + max_tokens must be <= "
+                f"{self.max_model_len}; lower max_tokens to {room} or raise --max-model-len"
+            )
+        return max_tokens
+
+
+def _unwrap(prompt: Prompt) -> tuple[str, Prompt]:
+    """The key that named the prompt ("" if none did) and its value."""
+    if not isinstance(prompt, Mapping):
+        return "", prompt
+    if len(prompt) != 1 or next(iter(prompt)) not in PROMPT_KEYS:
+        keys = ", ".join(map(repr, prompt)) or "none"
+        raise RequestError(f"prompt has the keys {keys}; it must have exactly one of {', '.join(PROMPT_KEYS)}")
+    ((name, value),) = prompt.items()
+    return name, value
+
+
+def _token_id(token: object) -> int:
+    """Python and numpy integers, and whatever else is an exact integer; not booleans."""
+    if type(token) is int:
+        return token
+    try:
+        if not isinstance(token, bool):
+            return operator.index(token)  # type: ignore[arg-type]
+    except TypeError:
+        pass
+    raise RequestError(f"prompt holds {token!r:.80} among its token ids; each must be a whole number")
+
+
+def _priority(priority: object) -> int:
+    if isinstance(priority, bool) or not isinstance(priority, int) or abs(priority) > MAX_PRIORITY:
+        raise RequestError(
+            f"priority is {priority!r:.80}; it must be a whole number from -{MAX_PRIORITY} to {MAX_PRIORITY}"
+        )
+    return priority
