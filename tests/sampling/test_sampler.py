@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 import torch
 
-from deepinfer.ops.table import Ops
+from deepinfer.ops import table
+from deepinfer.ops.reference.build import reference_ops
 from deepinfer.sampling.params import SamplingParams
 from deepinfer.sampling.sampler import Sampler
 from deepinfer.sampling.slot_params import SlotParams
@@ -14,20 +15,9 @@ RANDOM = SamplingParams(seed=1)
 GREEDY = SamplingParams(seed=1, temperature=0)
 
 
-def counting_draw(logits, temperature, seeds, positions):
-    """A draw of the specified signature: seeded per row, so that a row's result depends on the row alone."""
-    rows = []
-    for line, heat, seed, position in zip(logits, temperature, seeds, positions, strict=True):
-        generator = torch.Generator().manual_seed(int(seed) * 1009 + int(position))
-        noise = -torch.rand(len(line), generator=generator).log().neg().log()
-        rows.append((line if heat == 0 else line / heat + noise).argmax())
-    return torch.stack(rows)
-
-
 def sampler_with(*params: SamplingParams) -> Sampler:
-    ops = Ops()
-    ops.draw = counting_draw
-    sampler = Sampler(ops, num_slots=len(params) + 1)
+    """A sampler on the reference ops; the parameters are those of slots 1, 2, ..."""
+    sampler = Sampler(table.build({"reference": reference_ops("float32")}), num_slots=len(params) + 1)
     for slot, one in enumerate(params, start=1):
         sampler.set_slot(slot, one)
     return sampler
@@ -96,6 +86,18 @@ def test_rows_that_are_not_finite_are_flagged_and_leave_others_alone(params, bro
     assert result.token_ids.tolist() == [whole.token_ids[0], 0, whole.token_ids[2]]
     if result.logprobs is not None:
         assert result.logprobs.values[[0, 2]].tolist() == whole.logprobs.values[[0, 2]].tolist()
+
+
+def test_draws_follow_the_distribution_that_the_stages_leave():
+    params = replace(RANDOM, temperature=2.0, top_k=3)
+    weights = torch.tensor([0.36, 0.25, 0.16, 0.13, 0.10])
+    num_draws = 4000
+    sampler = sampler_with(params)
+    result = sample(sampler, weights.log().repeat(num_draws, 1), slots=[1] * num_draws, positions=range(num_draws))
+    counts = result.token_ids.bincount(minlength=5)
+    assert counts[3:].tolist() == [0, 0]
+    expected = torch.tensor([0.6, 0.5, 0.4]) / 1.5 * num_draws  # square roots of the best three
+    assert ((counts[:3] - expected) ** 2 / expected).sum() < 13.8  # chi-square, 2 degrees: 0.1 % level; seeded
 
 
 def test_logits_are_not_changed_and_logprobs_are_of_the_model():
