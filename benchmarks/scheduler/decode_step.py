@@ -111,7 +111,8 @@ def main() -> None:
     print(f"decode step on the null backend, CPU, commit {_commit()}; ms, median [10 %, 90 %]")
     print(f"{'rows':>5} {'schedule':>24} {'update':>24} {'both':>24}  target")
     for timing in timings:
-        cells = [f"{m:.3f} [{low:.3f}, {high:.3f}]" for m, low, high in (timing.schedule_ms, timing.update_ms, timing.total_ms)]
+        spreads = (timing.schedule_ms, timing.update_ms, timing.total_ms)
+        cells = [f"{median:.3f} [{low:.3f}, {high:.3f}]" for median, low, high in spreads]
         verdict = "-"
         if timing.target_ms is not None:
             verdict = f"< {timing.target_ms} {'reached' if timing.total_ms[0] < timing.target_ms else 'MISSED'}"

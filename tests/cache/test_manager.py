@@ -153,7 +153,9 @@ def test_check_catches_damage(damage, message):
         cache.check()
 
 
-@pytest.mark.parametrize(("num_blocks", "num_slots", "seed"), [(1, 1, 0), (7, 3, 1), (40, 6, 2), (40, 20, 3), (64, 8, 4)])
+@pytest.mark.parametrize(
+    ("num_blocks", "num_slots", "seed"), [(1, 1, 0), (7, 3, 1), (40, 6, 2), (40, 20, 3), (64, 8, 4)]
+)
 def test_random_operations_keep_every_invariant(num_blocks, num_slots, seed):
     """20,000 operations each, 100,000 in all; a simple model of sets says what each must return."""
     choice = random.Random(seed)

@@ -42,11 +42,6 @@ def test_stop_tokens_of_an_earlier_occupant_are_forgotten():
     assert ended == [4, 7]
 
 
-def test_a_stop_token_past_the_vocabulary_never_matches_and_hurts_nobody():
-    state = occupied((params(stop_token_ids=(10**6,)), 0))
-    assert not any(state.ends_answer(int32(1), int32(token))[0] for token in range(7))
-
-
 def test_decoding_lists_active_slots_between_prefill_end_and_limit():
     state = occupied(*[(params(), 0)] * 5)
     state.num_computed[1:] = [3, 4, 5, 6, 5]

@@ -53,6 +53,8 @@ from deepinfer.scheduler.queue import WaitingQueue
 from deepinfer.scheduler.request import Request
 from deepinfer.scheduler.state import Int64, SlotState
 
+MAX_PRIORITY = 2**31 - 1
+
 
 @dataclass(slots=True)
 class _Chunk:
@@ -101,6 +103,7 @@ class Scheduler:
         self._max_step_tokens = options.max_step_tokens
         self._max_chunk_tokens = options.max_chunk_tokens or options.max_step_tokens
         self._cache = cache
+        self._vocab_size = vocab_size
         self._max_model_len = max_model_len
         self._replay_keep_tokens = replay_keep_tokens if decoder_replay == "bounded" else max_model_len
         self._clock = clock
@@ -416,6 +419,16 @@ class Scheduler:
             raise RequestError(f"request id {name!r} is in use; choose another, or wait until that request has ended")
         if num_prompt == 0:
             raise RequestError(f"request {name!r} has an empty prompt; give at least one token")
+        if not -MAX_PRIORITY <= request.priority <= MAX_PRIORITY:
+            raise RequestError(
+                f"request {name!r}: priority is {request.priority}; it must be from -{MAX_PRIORITY} to {MAX_PRIORITY}"
+            )
+        unknown = [token for token in request.params.stop_token_ids if token >= self._vocab_size]
+        if unknown:
+            raise RequestError(
+                f"request {name!r}: stop_token_ids holds {unknown[0]} but token ids are below {self._vocab_size}; "
+                "leave it out"
+            )
         if num_prompt + max_tokens > self._max_model_len:
             raise RequestError(
                 f"request {name!r}: max_tokens is {max_tokens} but prompt ({num_prompt} tokens) + max_tokens must be "

@@ -115,6 +115,7 @@ class NullRunner:
 
     def _change_table(self, plan: StepPlan) -> None:
         slots, columns, blocks = plan.table_slots, plan.table_columns, plan.table_blocks
+        assert (slots > 0).all(), "the table row of the padding slot is written"
         self._owner[self._table[slots, columns]] = 0
         self._table[slots, columns] = blocks
         given = blocks > 0
