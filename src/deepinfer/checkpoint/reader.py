@@ -52,6 +52,7 @@ class Checkpoint:
         self.folder = folder
         self.tensors: dict[str, StoredTensor] = {}
         self.problems = Problems()
+        self._found: set[tuple[str, str]] = set()  # file and stored name of all tensors, those found twice too
         self._shards: dict[str, Any] = {}
         index = self._read_index()
         for shard in sorted(set(index.values())) if index is not None else [SINGLE_NAME]:
@@ -123,6 +124,7 @@ class Checkpoint:
             self.problems.add("damaged files", f"{shard} ({error})")
 
     def _add(self, tensor: StoredTensor) -> None:
+        self._found.add((tensor.shard, tensor.stored_name))
         name = tensor.stored_name.removeprefix(PREFIX)
         if name in self.tensors:
             other = self.tensors[name]
@@ -133,10 +135,9 @@ class Checkpoint:
 
     def _compare(self, index: Mapping[str, str]) -> None:
         """Note where the index and the shards that could be read disagree."""
-        found = {(tensor.shard, tensor.stored_name) for tensor in self.tensors.values()}
         for name, shard in index.items():
-            if shard in self._shards and (shard, name) not in found:
+            if shard in self._shards and (shard, name) not in self._found:
                 self.problems.add("tensors that the index places wrongly", f"{name} (not in {shard})")
-        for shard, name in sorted(found):
+        for shard, name in sorted(self._found):
             if name not in index:
                 self.problems.add("tensors that the index does not list", f"{name} (in {shard})")

@@ -16,6 +16,7 @@ from deepinfer.model.v41.schedule import LayerPlan
 
 # Parts that no matrix product of the backbone reads as a whole: not counted as active.
 PASSIVE = ("embedding", "engram tables", "norms and biases", "draft experts", "draft", "vision")
+HALVES = ("encoder", "decoder")
 
 
 @dataclass(frozen=True)
@@ -139,15 +140,12 @@ def part_figures(specs: Iterable[TensorSpec]) -> tuple[PartFigures, ...]:
 
 
 def _active(specs: Iterable[TensorSpec], config: ModelConfig) -> dict[str, int]:
-    halves: dict[str, int] = defaultdict(int)
+    sums: dict[str, int] = defaultdict(int)
+    experts: dict[str, int] = defaultdict(int)
     for spec in specs:
-        if spec.part in PASSIVE:
-            continue
-        used = spec.num_parameters
-        if spec.part == "experts":
-            used = used * config.num_active_experts // config.num_experts
-        halves[_half(spec, config)] += used
-    return halves
+        if spec.part not in PASSIVE:
+            (experts if spec.part == "experts" else sums)[_half(spec, config)] += spec.num_parameters
+    return {half: sums[half] + experts[half] * config.num_active_experts // config.num_experts for half in HALVES}
 
 
 def _half(spec: TensorSpec, config: ModelConfig) -> str:

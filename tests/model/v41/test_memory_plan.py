@@ -1,0 +1,55 @@
+import json
+
+import pytest
+
+from deepinfer.errors import ConfigError
+from deepinfer.model.v41.memory_plan import GIB, memory_plan
+from model_configs import config
+
+
+def test_experts_and_tables_are_split_and_the_rest_is_on_every_rank():
+    one, many = (memory_plan(config("released"), 131, ranks, 131_072).weight_bytes for ranks in (1, 64))
+    assert one["experts"] == 64 * many["experts"] == 40 * 384 * 18_800_640
+    assert one["engram tables"] == 768_022_850 * 264
+    assert many["engram tables"] == -(-768_022_850 // 64) * 264
+    assert one["attention"] == many["attention"] and one["head"] == many["head"]
+
+
+def test_uneven_ranks_are_planned_by_the_fullest():
+    assert (
+        memory_plan(config("golden"), 1, 3).weight_bytes["experts"] * 8
+        == 3 * (memory_plan(config("golden"), 1, 1).weight_bytes["experts"])
+    )
+
+
+def test_requests_and_blocks_fill_what_is_left():
+    plan = memory_plan(config("released"), 131, 64, 131_072)
+    assert plan.fits and plan.bytes_per_request == 1024 * 113_920 + 40 * 528 * 128 + 3 * 2 * 4096 + 16
+    assert plan.num_requests == plan.cache_bytes // plan.bytes_per_request == 957
+    assert plan.num_blocks >= plan.num_requests * 1024
+    assert plan.num_cache_tokens == plan.num_blocks * 128
+    used = sum(plan.weight_bytes.values()) + plan.reserved_bytes + plan.num_requests * plan.bytes_per_request
+    assert plan.device_bytes - plan.bytes_per_request - 3 * GIB // 1024 < used < plan.device_bytes == 131 * GIB
+
+
+def test_model_that_does_not_fit_says_what_is_missing():
+    plan = memory_plan(config("released"), 80, 4)
+    assert not plan.fits and (plan.num_requests, plan.num_blocks, plan.num_cache_tokens) == (0, 0, 0)
+    assert plan.cache_bytes < 0
+    assert plan.as_text().splitlines()[-1].startswith("does not fit; missing for one request")
+
+
+def test_text_and_dict_agree():
+    plan = memory_plan(config("nano"), 1, context_tokens=1024)
+    assert json.loads(json.dumps(plan.as_dict()))["num_requests"] == plan.num_requests
+    assert f"requests of 1,024 tokens  {plan.num_requests:>10,}".split()[-1] in plan.as_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [((0, 1, 128), "device size is 0"), ((80, 0, 128), "rank count is 0"), ((80, 1, 0), "context is 0 tokens"),
+     ((80, 1, 2**21), "this model takes 1 to 1048576"), ((float("nan"), 1, 1), "device size is nan")],
+)  # fmt: skip
+def test_sizes_that_cannot_be_are_refused(arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        memory_plan(config("released"), *arguments)
