@@ -8,6 +8,7 @@ from types import TracebackType
 
 from deepinfer import log
 from deepinfer.engine.core import EngineCore
+from deepinfer.engine.stats import EngineStats
 from deepinfer.errors import EngineDeadError, RequestError
 from deepinfer.messages import FinishReason, GenerateRequest, StepOutput
 
@@ -62,6 +63,10 @@ class EngineClient:
         is_known = self.core.finish(request_id, reason)
         self._notify()
         return is_known
+
+    def stats(self) -> EngineStats:
+        """Counters of the engine as they stand now."""
+        return self.core.stats()
 
     def close(self) -> None:
         """Stop after the step in flight. Requests that still run are reported as a dead engine."""

@@ -9,6 +9,8 @@ from typing import Protocol
 
 import numpy as np
 
+from deepinfer.cache.manager import CacheManager
+from deepinfer.engine.stats import EngineStats
 from deepinfer.messages import FinishReason, GenerateRequest, StepOutput, StepPlan, StepResult
 from deepinfer.scheduler.scheduler import Scheduler
 
@@ -32,11 +34,13 @@ class EngineCore:
     the device.
     """
 
-    def __init__(self, scheduler: Scheduler, executor: Executor, *, is_async: bool):
-        self.scheduler, self._executor = scheduler, executor
+    def __init__(self, scheduler: Scheduler, cache: CacheManager, executor: Executor, *, is_async: bool):
+        self.scheduler, self._cache, self._executor = scheduler, cache, executor
         self._depth = 2 if is_async else 1
         self._lock = threading.Lock()
         self._in_flight: deque[Future[StepResult]] = deque()
+        self._num_steps = self._num_tokens = self._num_generated_tokens = 0
+        self._device_seconds = 0.0
         self._has_ended = False  # a request was ended from outside and its end not handed out
         self._device = ThreadPoolExecutor(1, thread_name_prefix="deepinfer-device")
 
@@ -69,6 +73,8 @@ class EngineCore:
         with self._lock:
             plan = self.scheduler.schedule()
         if plan is not None:
+            self._num_steps += 1
+            self._num_tokens += plan.num_tokens
             self._in_flight.append(self._device.submit(self._executor.execute, plan))
             if len(self._in_flight) < self._depth:
                 return None
@@ -76,8 +82,26 @@ class EngineCore:
         with self._lock:
             self._has_ended = False
             if result is not None:
-                return self.scheduler.update(result)
+                output = self.scheduler.update(result)
+                self._num_generated_tokens += len(output.token_ids)
+                self._device_seconds += result.seconds
+                return output
             return StepOutput([], np.zeros(0, dtype=np.int32), finished=self.scheduler.take_finished())
+
+    def stats(self) -> EngineStats:
+        """Counters as they stand now."""
+        with self._lock:
+            return EngineStats(
+                num_steps=self._num_steps,
+                num_tokens=self._num_tokens,
+                num_generated_tokens=self._num_generated_tokens,
+                device_seconds=self._device_seconds,
+                num_running=self.scheduler.num_running,
+                num_waiting=self.scheduler.num_waiting,
+                num_preemptions=self.scheduler.num_preemptions,
+                num_blocks=self._cache.num_blocks,
+                num_free_blocks=self._cache.num_free_blocks,
+            )
 
     def close(self) -> None:
         """Wait for the step in flight and stop the device thread."""

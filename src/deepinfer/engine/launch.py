@@ -40,5 +40,5 @@ def launch(config: EngineConfig, folder: Path, eos_ids: Sequence[int] | None = N
         decoder_replay=config.model.decoder_replay,
         replay_keep_tokens=config.model.replay_keep_tokens,
     )
-    core = EngineCore(scheduler, built.runner, is_async=options.async_scheduling)
+    core = EngineCore(scheduler, cache, built.runner, is_async=options.async_scheduling)
     return Engine(EngineClient(core), built.max_model_len, built.vocab_size)

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from deepinfer.errors import RequestError
-from deepinfer.frontend.tokenizer import Tokenizer
+from deepinfer.frontend.tokenizer import NoTokenizer, Tokenizer
 from deepinfer.messages import GenerateRequest, Int32
 from deepinfer.sampling.params import SamplingParams
 
@@ -27,12 +27,11 @@ MAX_PRIORITY = 2**31 - 1
 class RequestBuilder:
     """Makes requests for one model.
 
-    tokenizer: None if the model has none; then only token ids are taken.
     vocab_size: ids from 0 to below it are valid; the model's, which may be padded.
     max_model_len: most tokens of prompt and answer together.
     """
 
-    tokenizer: Tokenizer | None
+    tokenizer: Tokenizer | NoTokenizer
     vocab_size: int
     max_model_len: int
 
@@ -76,8 +75,6 @@ class RequestBuilder:
     def _token_ids(self, prompt: Prompt) -> Int32:
         name, prompt = _unwrap(prompt)
         if isinstance(prompt, str) and name != "prompt_token_ids":
-            if self.tokenizer is None:
-                raise RequestError("prompt is a text, but this model has no tokenizer; give token ids")
             ids = self.tokenizer.encode(prompt)
         elif name == "prompt" or isinstance(prompt, str | bytes | Mapping) or not isinstance(prompt, Iterable):
             rule = {"prompt": "a text", "prompt_token_ids": "a list of token ids"}.get(

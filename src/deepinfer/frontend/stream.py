@@ -6,7 +6,7 @@ from bisect import bisect_left
 
 from deepinfer.frontend.outputs import OutputDelta, RequestOutput, TokenLogprobs
 from deepinfer.frontend.stops import StopStrings
-from deepinfer.frontend.tokenizer import Tokenizer
+from deepinfer.frontend.tokenizer import NoTokenizer, Tokenizer
 from deepinfer.messages import Finished, FinishReason, GenerateRequest, Logprobs, StepOutput
 
 
@@ -22,7 +22,7 @@ class RequestStream:
     Deltas hold only what can no longer be cut: joined, they equal the final output.
     """
 
-    def __init__(self, request: GenerateRequest, tokenizer: Tokenizer, *, keeps_markup: bool = False) -> None:
+    def __init__(self, request: GenerateRequest, tokenizer: Tokenizer | NoTokenizer, *, keeps_markup: bool = False) -> None:
         """keeps_markup: as in `Tokenizer.detokenizer`; for answers that will be parsed."""
         params = request.params
         self.request = request

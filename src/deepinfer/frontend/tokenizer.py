@@ -89,6 +89,21 @@ class Tokenizer:
             return spelling.encode("utf-8")
 
 
+class NoTokenizer:
+    """Stands in where a model has no tokenizer: answers have token ids but no text."""
+
+    file = None
+    eos_ids: tuple[int, ...] = ()
+
+    def encode(self, text: str) -> list[int]:
+        """Raises RequestError: there is nothing to encode with."""
+        raise RequestError(f"prompt is the text {text!r:.80}, but this model has no tokenizer; give token ids")
+
+    def detokenizer(self, *, keeps_markup: bool = False) -> Detokenizer:
+        """A decoder that gives no text."""
+        return Detokenizer(TokenTexts(lambda token_id: b""))
+
+
 def _byte_alphabet() -> dict[str, int]:
     """The character that spells each byte: itself if printable, else the next one from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]

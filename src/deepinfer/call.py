@@ -1,0 +1,87 @@
+"""One caller's requests in an engine: ids, streams, stop texts, and a clean end whatever happens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import TracebackType
+
+from deepinfer.engine.client import EngineClient
+from deepinfer.errors import EngineDeadError
+from deepinfer.frontend.chat_stream import ChatStream
+from deepinfer.frontend.outputs import ChatDelta, OutputDelta
+from deepinfer.frontend.request_ids import RequestIds
+from deepinfer.frontend.stream import RequestStream
+from deepinfer.messages import StepOutput
+
+
+class Call:
+    """The requests of one caller; leaving the context aborts those that still run and waits for their ends."""
+
+    def __init__(self, client: EngineClient, ids: RequestIds):
+        self._client, self._ids = client, ids
+        self._subscription = client.subscribe()
+        self._running: dict[str, RequestStream] = {}
+        self._taken: list[str] = []
+
+    @property
+    def num_running(self) -> int:
+        """Requests that were submitted and have not ended."""
+        return len(self._running)
+
+    def take_id(self, request_id: str | None = None) -> str:
+        """Reserve an id, or make one up, until the call ends. Raises RequestError for one in use."""
+        taken = self._ids.take(request_id)
+        self._taken.append(taken)
+        return taken
+
+    def submit(self, stream: RequestStream) -> None:
+        """Queue the stream's request. Raises RequestError when it is refused."""
+        self._subscription.submit(stream.request)
+        self._running[stream.request.request_id] = stream
+
+    def wait(self) -> StepOutput:
+        """The next output of the engine, after every stream has taken its part of it.
+
+        Requests whose stop text has appeared are finished in the engine.
+        """
+        output = self._subscription.get()
+        for line, request_id in enumerate(output.request_ids):
+            stream = self._running.get(request_id)
+            if stream is not None:
+                stream.add_line(output, line)
+                if stream.wants_stop:
+                    self._client.finish(request_id, "stop")
+        for ended in output.finished:
+            if (stream := self._running.pop(ended.request_id, None)) is not None:
+                stream.finish(ended)
+        return output
+
+    def deltas(self, stream: RequestStream) -> Iterator[OutputDelta]:
+        """Submit one stream and give its pieces as they come."""
+        self.submit(stream)
+        while not stream.is_finished:
+            self.wait()
+            delta = stream.take()
+            if delta is not None:
+                yield delta
+
+    def chat_deltas(self, stream: ChatStream) -> Iterator[ChatDelta]:
+        """The same for a chat answer."""
+        for delta in self.deltas(stream):
+            assert isinstance(delta, ChatDelta)
+            yield delta
+
+    def __enter__(self) -> Call:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        try:
+            for request_id in list(self._running):
+                self._client.abort(request_id)
+            while self._running:
+                self.wait()
+        except EngineDeadError:
+            self._running.clear()
+        finally:
+            for request_id in self._taken:
+                self._ids.release(request_id)

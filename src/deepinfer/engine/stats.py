@@ -1,0 +1,25 @@
+"""What an engine has done so far: counters that log lines, metrics and benchmarks read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    """A snapshot.
+
+    num_tokens: tokens that passed the model, prompts and answers, recomputed ones included.
+    num_generated_tokens: tokens that requests received.
+    device_seconds: time in which the device side worked on steps.
+    """
+
+    num_steps: int
+    num_tokens: int
+    num_generated_tokens: int
+    device_seconds: float
+    num_running: int
+    num_waiting: int
+    num_preemptions: int
+    num_blocks: int
+    num_free_blocks: int

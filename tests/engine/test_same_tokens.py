@@ -1,0 +1,83 @@
+"""However a request is cut, batched or interrupted, its tokens are the same (golden model, float32)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import goldens
+import numpy as np
+import pytest
+
+from deepinfer import LLM, SamplingParams
+
+NUM_TOKENS = 12
+GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
+LONG = goldens.prompt(200).tokens + goldens.prompt(200).greedy + goldens.prompt(33).tokens + goldens.prompt(33).greedy
+
+
+def mixed_prompts(count: int) -> list[list[int]]:
+    """Stretches of different lengths (1 to 190) and beginnings."""
+    draw = np.random.default_rng(count)
+    starts, lengths = draw.integers(0, 60, count), draw.integers(1, 190, count)
+    return [LONG[start : start + length] for start, length in zip(starts.tolist(), lengths.tolist(), strict=True)]
+
+
+def texts(llm: LLM, prompts: list[list[int]], params: SamplingParams = GREEDY) -> list[list[int]]:
+    return [output.token_ids for output in llm.generate(prompts, params)]
+
+
+@pytest.fixture(scope="module")
+def plain() -> Iterator[LLM]:
+    with LLM(goldens.CHECKPOINT, precision="float32", max_num_requests=32, async_scheduling=False) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def alone(plain: LLM) -> list[list[int]]:
+    """Each of 32 prompts generated with nothing beside it."""
+    return [texts(plain, [prompt])[0] for prompt in mixed_prompts(32)]
+
+
+@pytest.mark.parametrize("size", [2, 7, 32])
+def test_batches_of_mixed_lengths_equal_each_request_alone(plain: LLM, alone: list[list[int]], size: int) -> None:
+    prompts = mixed_prompts(32)
+    for first in range(0, 32 - size + 1, size):
+        assert texts(plain, prompts[first : first + size]) == alone[first : first + size]
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3, 7, 16, 64])
+def test_chunked_prompts_equal_whole_ones(alone: list[list[int]], chunk: int) -> None:
+    options = {"max_num_requests": 8, "max_chunk_tokens": chunk}
+    with LLM(goldens.CHECKPOINT, precision="float32", **options) as llm:
+        assert texts(llm, mixed_prompts(32)[:10]) == alone[:10]
+        whole = goldens.logits(200, "float32")
+        difference = goldens.relative_difference(llm.score(goldens.prompt(200).tokens), whole)
+    assert np.median(difference) <= 1e-6 and difference.max() <= 1e-2
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_preemption_in_a_tiny_pool_changes_nothing(alone: list[list[int]], is_async: bool) -> None:
+    options = {"max_num_requests": 16, "num_blocks": 3, "max_step_tokens": 64, "async_scheduling": is_async}
+    prompts = [prompt for prompt in mixed_prompts(32) if len(prompt) > 100]
+    expected = [text for prompt, text in zip(mixed_prompts(32), alone, strict=True) if len(prompt) > 100]
+    with LLM(goldens.CHECKPOINT, precision="float32", **options) as llm:
+        outputs = llm.generate(prompts, GREEDY)
+        assert [output.token_ids for output in outputs] == expected
+        assert llm.stats().num_preemptions > 0
+        assert llm.stats().num_free_blocks == 3
+
+
+def test_planning_ahead_changes_nothing(alone: list[list[int]]) -> None:
+    with LLM(goldens.CHECKPOINT, precision="float32", max_num_requests=32, async_scheduling=True) as llm:
+        assert texts(llm, mixed_prompts(32)) == alone
+
+
+def test_prefill_of_t_tokens_equals_prefill_of_one_less_and_a_decode_step(plain: LLM) -> None:
+    two = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True, logprobs=1)
+    tokens = (LONG * 2)[:301]
+    stepped = plain.generate([tokens[:length] for length in range(1, 300)], two)
+    follow = [tokens[:length] + [output.token_ids[0]] for length, output in enumerate(stepped, start=1)]
+    whole = plain.generate(follow, SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, logprobs=1))
+    for one, other in zip(stepped, whole, strict=True):
+        assert one.token_ids[1] == other.token_ids[0]
+        assert one.logprobs[1].logprob == pytest.approx(other.logprobs[0].logprob, abs=2e-3)
