@@ -5,6 +5,7 @@ import pytest
 
 from deepinfer.errors import RequestError
 from deepinfer.frontend.prompt import RequestBuilder
+from deepinfer.frontend.tokenizer import NoTokenizer
 from deepinfer.sampling.params import SamplingParams
 
 
@@ -119,7 +120,7 @@ def test_bad_options_are_refused(builder, options, message):
 
 
 def test_a_text_needs_a_tokenizer(builder):
-    bare = replace(builder, tokenizer=None)
+    bare = replace(builder, tokenizer=NoTokenizer())
     assert bare.build([3], request_id="r").token_ids.tolist() == [3]
-    with pytest.raises(RequestError, match="prompt is a text, but this model has no tokenizer; give token ids"):
+    with pytest.raises(RequestError, match="prompt is the text 'a', but this model has no tokenizer; give token ids"):
         bare.build("a", request_id="r")

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from deepinfer.frontend.outputs import OutputDelta, RequestOutput, TokenLogprobs
 from deepinfer.frontend.stream import RequestStream
+from deepinfer.frontend.tokenizer import NoTokenizer
 from deepinfer.messages import Finished, GenerateRequest, Logprobs, RequestTimes, StepOutput
 from deepinfer.sampling.params import SamplingParams
 
@@ -190,6 +191,13 @@ def test_deltas_and_output_agree_with_a_search_of_the_whole_text(tokenizer, ids,
         assert not output.token_ids or len(shorter) <= len(output.text)
     else:
         assert (output.token_ids, output.finish_reason) == (ids, "length")
+
+
+def test_a_model_without_tokenizer_gives_ids_and_no_text():
+    stream = stream_for(NoTokenizer())
+    deltas = run(stream, [5, 1, 9], finished("length"))
+    assert joined(deltas) == ("", [5, 1, 9])
+    assert (stream.output().text, stream.output().token_ids) == ("", [5, 1, 9])
 
 
 def test_outputs_turn_into_json():

@@ -8,7 +8,7 @@ from typing import Any
 from deepinfer.frontend.answer import AnswerParser
 from deepinfer.frontend.outputs import AnswerDelta, ChatDelta, ChatOutput, OutputDelta, RequestOutput
 from deepinfer.frontend.stream import RequestStream
-from deepinfer.frontend.tokenizer import Tokenizer
+from deepinfer.frontend.tokenizer import NoTokenizer, Tokenizer
 from deepinfer.messages import GenerateRequest
 
 
@@ -18,7 +18,7 @@ class ChatStream(RequestStream):
     Stop strings are looked for in the raw text, thinking and markup included.
     """
 
-    def __init__(self, request: GenerateRequest, tokenizer: Tokenizer, parser: AnswerParser) -> None:
+    def __init__(self, request: GenerateRequest, tokenizer: Tokenizer | NoTokenizer, parser: AnswerParser) -> None:
         super().__init__(request, tokenizer, keeps_markup=True)
         self._parser = parser
 

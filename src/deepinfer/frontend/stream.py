@@ -22,7 +22,9 @@ class RequestStream:
     Deltas hold only what can no longer be cut: joined, they equal the final output.
     """
 
-    def __init__(self, request: GenerateRequest, tokenizer: Tokenizer | NoTokenizer, *, keeps_markup: bool = False) -> None:
+    def __init__(
+        self, request: GenerateRequest, tokenizer: Tokenizer | NoTokenizer, *, keeps_markup: bool = False
+    ) -> None:
         """keeps_markup: as in `Tokenizer.detokenizer`; for answers that will be parsed."""
         params = request.params
         self.request = request
