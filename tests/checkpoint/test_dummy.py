@@ -1,14 +1,18 @@
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
+from v41_oracle import Oracle
 
 from deepinfer.checkpoint.dummy import DTYPES, DummyWeights
 from deepinfer.checkpoint.tensors import CODE_RMS, TensorSpec
 from deepinfer.errors import CheckpointError
 from deepinfer.model.v41.names import catalogue
-from model_configs import TESTS, config
+from model_configs import GOLDEN, TESTS, config
 
 BIG = TensorSpec("big", "I8", (300, 128), "p", None, 1.0)
 
@@ -103,3 +107,18 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=TESTS, env=environment)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < 2 * 2**30  # measured 1.1 GB; whole tensors would take 23
+
+
+def test_model_with_dummy_weights_stays_healthy(tmp_path: Path):
+    source = DummyWeights(catalogue(config("golden")))
+    save_file(
+        {spec.name: source.get(spec.name) for spec in catalogue(config("golden"))}, tmp_path / "model.safetensors"
+    )
+    for name in ("config.json", "tokenizer.json"):
+        shutil.copy(GOLDEN / name, tmp_path)
+    trace: dict[str, torch.Tensor] = {}
+    logits = Oracle(tmp_path, "float32").forward(list(range(5, 69)), trace=trace).logits
+    assert logits.isfinite().all() and 1 < logits.std().item() < 5
+    assert logits.argmax(-1).unique().numel() > 32  # varied: 64 positions
+    sizes = [trace[f"layers.{layer}.output"].square().mean().sqrt().item() for layer in range(8)]
+    assert min(sizes) > 0.5 and max(sizes) < 2
