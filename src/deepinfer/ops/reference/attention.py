@@ -116,7 +116,8 @@ def store_window(numerics: Numerics, window_rows: Tensor, batch: TokenBatch, rin
 def project_out(numerics: Numerics, attended: Tensor, attention: Attention) -> Tensor:
     """wo_a per group of heads, its input never rounded to fp8, then wo_b: [T, h, D] -> [T, H] float32."""
     expect("attended", attended, (None, attention.num_heads, attention.dim), torch.float32)
-    groups = attended.reshape(attended.shape[0], attention.wo_a.shape[0], -1).transpose(0, 1)
+    num_groups, _, width = attention.wo_a.shape
+    groups = attended.reshape(-1, num_groups, width).transpose(0, 1)
     low_rank = torch.bmm(groups.to(numerics.accumulate), attention.wo_a.mT).transpose(0, 1).flatten(1)
     return linear(numerics, numerics.act(low_rank), attention.wo_b)
 

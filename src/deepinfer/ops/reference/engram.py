@@ -103,9 +103,9 @@ def _table_rows(table: Weight, rows: Tensor) -> Tensor:
     """Rows [T, columns] of the table, widened: [T, columns, head_dim] float32."""
     flat = rows.reshape(-1)
     if table.scale is None:
-        return table.value[flat].float().view(*rows.shape, -1)
+        return table.value[flat].float().unflatten(0, rows.shape)
     picked = (part.view(torch.uint8)[flat].view(part.dtype) for part in (table.value, table.scale))
-    return quant.dequantise(Weight(*picked), torch.float32).view(*rows.shape, -1)
+    return quant.dequantise(Weight(*picked), torch.float32).unflatten(0, rows.shape)
 
 
 def _compressed_grams(tokens: Tensor, batch: TokenBatch, ring: Tensor, ngrams: Ngrams, span: int) -> Tensor:

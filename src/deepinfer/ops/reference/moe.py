@@ -166,7 +166,7 @@ def _routed(numerics: Numerics, x: Tensor, chosen: Tensor, share: Tensor, expert
     outputs = [F.linear(hidden[a:b], down) for (_, a, b), (_, down) in zip(stretches, matrices, strict=True)]
     pairs = inputs.new_empty(num_tokens * k, x.shape[1])
     pairs[order] = numerics.act(torch.cat(outputs)).to(numerics.accumulate)
-    return pairs.view(num_tokens, k, -1).sum(1).float()
+    return pairs.view(num_tokens, k, x.shape[1]).sum(1).float()
 
 
 def _stretches(flat: Tensor, num_experts: int) -> list[tuple[int, int, int]]:
