@@ -23,7 +23,7 @@ SOFTMAX_BLOCK = 64  # slots that the released kernel folds in at a time
 
 @dataclass(frozen=True)
 class Attention:
-    """Attention of one layer; wo_a [groups, out_rank, h * D / groups] and sink [h] in the accumulation dtype."""
+    """Attention of one layer; wo_a [groups, out_rank, h * D / groups] in the accumulation dtype, sink [h] float32."""
 
     down: Linear  # wq_a above wkv, [q_rank + D, H]
     q_norm: Norm
@@ -49,7 +49,7 @@ def prepare_attention(numerics: Numerics, attention: AttentionWeights) -> Attent
         q_norm=prepare_norm(attention.q_norm),
         wq_b=prepare_linear(numerics, attention.wq_b),
         kv_norm=prepare_norm(attention.kv_norm),
-        sink=attention.sink.value.to(numerics.accumulate),
+        sink=attention.sink.value.float(),
         wo_a=wo_a.unflatten(0, (attention.num_groups, -1)),
         wo_b=prepare_linear(numerics, attention.wo_b),
         frequencies=rope_frequencies(attention.rope, wo_a.device),
@@ -93,17 +93,16 @@ def attend(
         expect("compressed pages", pages, (None, None, attention.dim // 16 * 9), torch.uint8)
         expect("entries", entries, (num_tokens, None))
     width = window + (0 if entries is None else entries.shape[1])
-    tile = max(1, TILE_BYTES // (width * attention.dim * numerics.accumulate.itemsize))
+    tile = max(1, TILE_BYTES // (width * attention.dim * q.itemsize))
     result = torch.empty_like(q, memory_format=torch.contiguous_format)
     for first in range(0, num_tokens, tile):
         last = min(first + tile, num_tokens)
-        keys, hidden = _window_keys(numerics, window_rows, batch, ring, window, first, last)
+        keys, hidden = _window_keys(window_rows, batch, ring, window, first, last)
         if pages is not None and entries is not None and entries.shape[1]:
             more, none = _entry_keys(batch, pages, entries, first, last)
             keys, hidden = torch.cat([keys, more], 1), torch.cat([hidden, none], 1)
-        part = q[first:last].to(numerics.accumulate)
-        mix = _folded_softmax if numerics.activations else _softmax
-        result[first:last] = mix(numerics, part, keys.to(numerics.accumulate), hidden, attention.sink)
+        mix = _softmax if numerics.fuses else _folded_softmax
+        result[first:last] = mix(numerics, q[first:last], keys, hidden, attention.sink)
     turn = rotation(batch.positions, attention.frequencies)
     return numerics.act(rotate(result, turn, backwards=True))
 
@@ -123,7 +122,7 @@ def project_out(numerics: Numerics, attended: Tensor, attention: Attention) -> T
 
 
 def _window_keys(
-    numerics: Numerics, window_rows: Tensor, batch: TokenBatch, ring: Tensor, window: int, first: int, last: int
+    window_rows: Tensor, batch: TokenBatch, ring: Tensor, window: int, first: int, last: int
 ) -> tuple[Tensor, Tensor]:
     """Window vectors of tokens first .. last - 1, oldest first: [t, n, D] float32, and which are empty [t, n].
 
@@ -141,7 +140,7 @@ def _window_keys(
     vectors = quant.unpack_window(torch.cat([empty, history, window_rows[begin:last]]))
 
     rows, positions = batch.rows[first:last], batch.positions[first:last].unsqueeze(1)
-    count = window if numerics.activations else min(window, batch.max_position + 1)
+    count = min(window, batch.max_position + 1)
     oldest = torch.maximum(positions - before, batch.window_starts[rows].unsqueeze(1))
     seen = oldest + torch.arange(count, device=device)
     ahead = seen - batch.row_starts[rows].unsqueeze(1)  # negative: in the ring
@@ -170,7 +169,7 @@ def _softmax(numerics: Numerics, q: Tensor, keys: Tensor, hidden: Tensor, sink: 
 
 
 def _folded_softmax(numerics: Numerics, q: Tensor, keys: Tensor, hidden: Tensor, sink: Tensor) -> Tensor:
-    """The same in blocks of 64 slots, each share rounded to bf16 against the running peak."""
+    """The same in blocks of 64 slots, each share rounded as an activation against the running peak."""
     peak = q.new_full(q.shape[:2], -1e30)
     total, result = torch.zeros_like(peak), torch.zeros_like(q)
     for first in range(0, keys.shape[1], SOFTMAX_BLOCK):
@@ -181,7 +180,7 @@ def _folded_softmax(numerics: Numerics, q: Tensor, keys: Tensor, hidden: Tensor,
         decay = torch.exp(peak - new_peak)
         share = torch.exp(scores - new_peak.unsqueeze(-1))
         total = total * decay + share.sum(-1)
-        result = torch.baddbmm(result * decay.unsqueeze(-1), numerics.act(share).to(q.dtype), part)
+        result = result * decay.unsqueeze(-1) + torch.bmm(numerics.act(share), part)
         peak = new_peak
     total = total + torch.exp(sink - peak)
     return numerics.act(result / total.unsqueeze(-1))

@@ -105,6 +105,5 @@ def _pool(
     is_new = positions >= batch.row_starts[owner].unsqueeze(1)
     new = rows[(ending.unsqueeze(1) + behind).clamp_min(0)]
     old = state[batch.row_slots[owner].unsqueeze(1), positions % state.shape[1]]
-    members = torch.where(is_new[:, :, None, None], new, old).to(numerics.accumulate)
-    key, score = members.unbind(2)
+    key, score = torch.where(is_new[:, :, None, None], new, old).unbind(2)
     return numerics.act((key * score.softmax(1)).sum(1))

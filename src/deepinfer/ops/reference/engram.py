@@ -84,18 +84,17 @@ def engram(numerics: Numerics, streams: Tensor, rows: Tensor, is_image: Tensor |
     expect("engram rows", rows, (streams.shape[0], None))
     memory = linear(numerics, numerics.act(_table_rows(engram.table, rows)).flatten(1), engram.wkv)
     key, value = memory.split([num_streams * hidden, hidden], dim=-1)
-    gate = _gate(numerics, streams, key.unflatten(-1, (num_streams, hidden)), engram)
+    gate = _gate(streams, key.unflatten(-1, (num_streams, hidden)), engram)
     if is_image is not None:
         expect("is_image", is_image, (streams.shape[0],), torch.bool)
         gate = gate.masked_fill(is_image.unsqueeze(-1), 0.0)
-    return numerics.act(torch.addcmul(streams, gate.unsqueeze(-1), value.unsqueeze(1)))
+    return numerics.act(streams + gate.unsqueeze(-1) * value.unsqueeze(1))
 
 
-def _gate(numerics: Numerics, streams: Tensor, key: Tensor, engram: Engram) -> Tensor:
+def _gate(streams: Tensor, key: Tensor, engram: Engram) -> Tensor:
     """sigmoid(signed_sqrt(<norm(stream), norm(key)>, weighted, / sqrt(H))): [T, m] float32."""
-    scale = rms_scale(numerics, streams, engram.norm_eps) * rms_scale(numerics, key, engram.norm_eps)
-    dot = (streams * engram.weight * key).sum(-1, dtype=numerics.accumulate).float()
-    dot = dot * scale.squeeze(-1) * streams.shape[-1] ** -0.5
+    scale = rms_scale(streams, engram.norm_eps) * rms_scale(key, engram.norm_eps)
+    dot = (streams * engram.weight * key).sum(-1) * scale.squeeze(-1) * streams.shape[-1] ** -0.5
     return torch.sigmoid(dot.abs().clamp_min(1e-6).sqrt().copysign(dot))
 
 

@@ -48,9 +48,9 @@ def prepare_hyper(numerics: Numerics, hyper: HyperWeights, norm: NormWeights) ->
     expect("hyper scale", hyper.scale.value, (3,))
     sizes = torch.tensor([streams, streams, streams * streams], device=fn.device)
     gain = hyper.scale.value.float().repeat_interleave(sizes)
-    eye = torch.eye(streams, dtype=numerics.accumulate, device=fn.device)
+    eye = torch.eye(streams, device=fn.device)
     ones = torch.ones_like(eye)
-    last = torch.ones(1, streams * streams, dtype=numerics.accumulate, device=fn.device)
+    last = torch.ones(1, streams * streams, device=fn.device)
     return Hyper(
         fn=fn,
         gain=gain,
@@ -72,8 +72,8 @@ def hyper_enter(numerics: Numerics, streams: Tensor, pre: Tensor, hyper: Hyper) 
     expect("pre", pre, (streams.shape[0], m), torch.float32)
     x = rms_norm(numerics, collapse(numerics, streams, pre), hyper.norm)
     flat = streams.flatten(1)
-    mix = numerics.matmul(flat, hyper.fn) * rms_scale(numerics, flat, hyper.norm_eps)
-    mix = torch.addcmul(hyper.base, mix, hyper.gain)
+    mix = numerics.matmul(flat, hyper.fn) * rms_scale(flat, hyper.norm_eps)
+    mix = mix * hyper.gain + hyper.base
     gates = torch.sigmoid(mix[:, : 2 * m])
     return x, Mix(gates[:, :m] + hyper.eps, gates[:, m:] * 2, _sinkhorn(numerics, mix[:, 2 * m :], hyper))
 
@@ -82,9 +82,10 @@ def hyper_leave(numerics: Numerics, streams: Tensor, output: Tensor, mix: Mix) -
     """new[j] = post[j] * output + sum_i comb[i, j] * streams[i]: [T, m, H] float32."""
     expect("streams", streams, (None, None, None), torch.float32)
     expect("output", output, (streams.shape[0], streams.shape[2]), torch.float32)
-    kind = numerics.accumulate
-    spread = mix.post.to(kind).unsqueeze(2) * output.to(kind).unsqueeze(1)
-    return numerics.act(torch.baddbmm(spread, mix.comb.to(kind).mT, streams.to(kind)))
+    spread = mix.post.unsqueeze(2) * output.unsqueeze(1)
+    if numerics.fuses:
+        return torch.baddbmm(spread, mix.comb.mT, streams)
+    return numerics.act(spread + (mix.comb.unsqueeze(-1) * streams.unsqueeze(2)).sum(1))
 
 
 def collapse(numerics: Numerics, streams: Tensor, pre: Tensor) -> Tensor:
@@ -93,17 +94,27 @@ def collapse(numerics: Numerics, streams: Tensor, pre: Tensor) -> Tensor:
 
 
 def _sinkhorn(numerics: Numerics, logits: Tensor, hyper: Hyper) -> Tensor:
-    """Softmax over rows, then columns and rows brought to sum 1 in turns, columns last: [T, m, m].
-
-    Each normalisation is one small product (the sums, eps included) and one division in place.
-    """
+    """Softmax over rows, then columns and rows brought to sum 1 in turns, columns last: [T, m, m]."""
     m = hyper.num_streams
-    padded = torch.full((logits.shape[0], m * m + 1), hyper.eps, dtype=numerics.accumulate, device=logits.device)
-    comb = padded[:, :-1]
-    comb.copy_(logits.reshape(-1, m, m).softmax(-1).flatten(1)).add_(hyper.eps)
-    sums = torch.empty(logits.shape[0], m * m, dtype=numerics.accumulate, device=logits.device)
-    comb.div_(torch.mm(padded, hyper.column_sums, out=sums))
+    comb = logits.reshape(-1, m, m).softmax(-1) + hyper.eps
+    if numerics.fuses:
+        return _sinkhorn_products(comb, hyper)
+    comb = comb / (comb.sum(-2, keepdim=True) + hyper.eps)
     for _ in range(hyper.num_iterations - 1):
-        comb.div_(torch.mm(padded, hyper.row_sums, out=sums))
-        comb.div_(torch.mm(padded, hyper.column_sums, out=sums))
-    return comb.float().reshape(-1, m, m)
+        comb = comb / (comb.sum(-1, keepdim=True) + hyper.eps)
+        comb = comb / (comb.sum(-2, keepdim=True) + hyper.eps)
+    return comb
+
+
+def _sinkhorn_products(comb: Tensor, hyper: Hyper) -> Tensor:
+    """The rounds as one small product (the sums, eps included) and one division in place each."""
+    m = hyper.num_streams
+    padded = torch.full((len(comb), m * m + 1), hyper.eps, device=comb.device)
+    flat = padded[:, :-1]
+    flat.copy_(comb.flatten(1))
+    sums = torch.empty(len(comb), m * m, device=comb.device)
+    flat.div_(torch.mm(padded, hyper.column_sums, out=sums))
+    for _ in range(hyper.num_iterations - 1):
+        flat.div_(torch.mm(padded, hyper.row_sums, out=sums))
+        flat.div_(torch.mm(padded, hyper.column_sums, out=sums))
+    return flat.reshape(-1, m, m)

@@ -200,11 +200,13 @@ def _scores(
 def _head_sums(numerics: Numerics, q: Tensor, weights: Tensor, keys: Tensor) -> Tensor:
     """sum over heads of weight * relu(q . key): q [n, t, heads, d], keys [n, entries, d] -> [n, t, entries] float32."""
     kind = numerics.accumulate
-    dots = torch.bmm(q.flatten(1, 2).to(kind), keys.to(kind).mT).unflatten(1, q.shape[1:3])
+    dots = torch.bmm(q.flatten(1, 2).to(kind), keys.to(kind).mT).float().unflatten(1, q.shape[1:3])
+    if numerics.fuses:
+        return torch.matmul(weights.unsqueeze(-2), dots.relu_()).squeeze(-2)
     if not numerics.index_scores:
-        return torch.matmul(weights.to(kind).unsqueeze(-2), dots.relu_()).squeeze(-2).float()
+        return (dots.relu_() * weights.unsqueeze(-1)).sum(2)
     products = numerics.act(numerics.act(dots).relu_() * numerics.act(weights).unsqueeze(-1))
-    return numerics.act(products.sum(2, dtype=kind))
+    return numerics.act(products.sum(2))
 
 
 def _best_blocks(scores: Tensor, visible: Tensor, indexer: Indexer) -> Tensor:

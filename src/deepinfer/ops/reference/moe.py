@@ -164,9 +164,19 @@ def _routed(numerics: Numerics, x: Tensor, chosen: Tensor, share: Tensor, expert
     hidden = numerics.act(hidden * share.flatten()[order].unsqueeze(-1))
     hidden = (quant.round_fp8(hidden) if rounds_input else hidden).to(numerics.accumulate)
     outputs = [F.linear(hidden[a:b], down) for (_, a, b), (_, down) in zip(stretches, matrices, strict=True)]
-    pairs = inputs.new_empty(num_tokens * k, x.shape[1])
-    pairs[order] = numerics.act(torch.cat(outputs)).to(numerics.accumulate)
-    return pairs.view(num_tokens, k, x.shape[1]).sum(1).float()
+    pairs = x.new_empty(num_tokens * k, x.shape[1])
+    pairs[order] = numerics.act(torch.cat(outputs))
+    return _sum_by_expert(pairs.view(num_tokens, k, x.shape[1]), chosen)
+
+
+def _sum_by_expert(pairs: Tensor, chosen: Tensor) -> Tensor:
+    """Sum of pairs [T, k, H] over k, one after the other by expert number: the order of a loop over experts."""
+    places = chosen.argsort(dim=1)
+    tokens = torch.arange(len(pairs), device=pairs.device)
+    result = pairs[tokens, places[:, 0]]
+    for place in range(1, places.shape[1]):
+        result = result + pairs[tokens, places[:, place]]
+    return result
 
 
 def _stretches(flat: Tensor, num_experts: int) -> list[tuple[int, int, int]]:

@@ -26,13 +26,13 @@ def prepare_norm(norm: NormWeights) -> Norm:
     return Norm(quant.dequantise(norm.weight, torch.float32), norm.eps)
 
 
-def rms_scale(numerics: Numerics, x: Tensor, eps: float) -> Tensor:
+def rms_scale(x: Tensor, eps: float) -> Tensor:
     """1 / sqrt(mean(x^2) + eps) over the last dimension, kept: [..., 1] float32."""
-    return x.square().mean(-1, keepdim=True, dtype=numerics.accumulate).add_(eps).rsqrt_().float()
+    return torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
 
 
 def rms_norm(numerics: Numerics, x: Tensor, norm: Norm) -> Tensor:
     """[..., width] float32 -> the same, rounded as an activation."""
-    if numerics.accumulate is torch.float32 and not numerics.activations:
+    if numerics.fuses:
         return F.rms_norm(x, norm.weight.shape, norm.weight, norm.eps)
-    return numerics.act(norm.weight * (x * rms_scale(numerics, x, norm.eps)))
+    return numerics.act(norm.weight * (x * rms_scale(x, norm.eps)))

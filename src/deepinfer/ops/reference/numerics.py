@@ -1,5 +1,10 @@
 """Numerics: which roundings of the released reference are reproduced, and how sums are formed.
 
+`exact` and `float32` compute what the test oracle computes, expression by expression: products with
+weights in float64, everything else in float32, nothing contracted or reordered. So a whole prompt
+gives the oracle's bits, and a last-bit difference never decides a rounding to fp8, fp4 or bf16.
+`fast` may fuse and reorder.
+
 Every op of this folder takes a `Numerics` first; `build.reference_ops` binds it. Tensors between
 ops are float32 in all modes; the roundings are explicit steps.
 """
@@ -23,24 +28,26 @@ class Numerics:
         folded in blocks of 64 slots with bf16 shares, as the released kernel does.
     gemm_inputs: the input of a product with fp8 or fp4 weights is rounded to fp8 in blocks of 32.
     index_scores: index scores are formed in bf16.
-    accumulate: dtype of products and sums. In float64 the order of a sum leaves no trace after
+    accumulate: dtype of products with weights. In float64 the order of a sum leaves no trace after
         rounding to float32, so a result does not depend on what else is in the batch.
+    fuses: expressions may be contracted and reordered.
     """
 
     activations: bool
     gemm_inputs: bool
     index_scores: bool
     accumulate: torch.dtype
+    fuses: bool
 
     @classmethod
     def of(cls, precision: str) -> Numerics:
         """The mode "exact", "float32" or "fast". Raises ConfigError for another name."""
         if precision == "exact":
-            return cls(activations=True, gemm_inputs=True, index_scores=True, accumulate=torch.float64)
+            return cls(activations=True, gemm_inputs=True, index_scores=True, accumulate=torch.float64, fuses=False)
         if precision == "float32":
-            return cls(activations=False, gemm_inputs=False, index_scores=False, accumulate=torch.float64)
+            return cls(activations=False, gemm_inputs=False, index_scores=False, accumulate=torch.float64, fuses=False)
         if precision == "fast":
-            return cls(activations=False, gemm_inputs=False, index_scores=False, accumulate=torch.float32)
+            return cls(activations=False, gemm_inputs=False, index_scores=False, accumulate=torch.float32, fuses=True)
         raise ConfigError(f"precision is {precision!r}; it must be exact, float32 or fast")
 
     def act(self, x: Tensor) -> Tensor:
