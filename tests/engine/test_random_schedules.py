@@ -17,14 +17,16 @@ class Schedule:
 
     def __init__(self, seed):
         self.choice = choice = random.Random(seed)
-        self.has_long_answers = choice.random() < 0.5  # short prompts and no stop tokens: much preemption
-        self.block_tokens = choice.choice([1, 2, 4, 16])
-        self.max_model_len = choice.choice([8, 16, 30])
-        num_slots = choice.choice([1, 2, 4, 6])
+        # Half of the schedules are made for preemption: short prompts, long answers, tight pools.
+        self.has_long_answers = has_long_answers = choice.random() < 0.5
+        self.block_tokens = choice.choice([1, 2, 4] if has_long_answers else [1, 2, 4, 16])
+        self.max_model_len = choice.choice([8, 12, 20])
+        num_slots = choice.choice([2, 4, 6] if has_long_answers else [1, 2, 6])
         num_columns = -(-self.max_model_len // self.block_tokens)
-        self.vocab_size = choice.choice([5, 50, 1000, 1000])
+        self.vocab_size = choice.choice([5, 50, 1000])
+        num_spare_blocks = choice.choice([-(num_columns // 2), 0, 1 if has_long_answers else 7 * num_columns])
         self.engine = NullEngine(
-            num_blocks=choice.choice([2, num_columns, num_columns, num_columns + 3, 8 * num_columns]),
+            num_blocks=num_columns + num_spare_blocks,
             num_slots=num_slots,
             block_tokens=self.block_tokens,
             max_model_len=self.max_model_len,
@@ -35,17 +37,18 @@ class Schedule:
             model=NullModel(
                 self.vocab_size,
                 stop_probability=choice.choice([0.0, 0.05]),
-                broken_token=choice.choice([None, None, 4]),
+                broken_token=choice.choice([None, None if has_long_answers else 4]),
             ),
             eos_token_ids=choice.choice([(), (0,), (0, 3)]),
             decoder_replay=choice.choice(["full", "bounded"]),
             replay_keep_tokens=choice.choice([1, 5]),
         )
-        self.to_come = [f"r{number}" for number in range(choice.randint(1, 8))]
+        self.to_come = [f"r{number}" for number in range(choice.randint(1, 7))]
         self.text_stops = {}  # request -> tokens after which the frontend ends it
         self.interfered = set()
         self.refused = set()
         self.work = 0
+        self.num_drains = 0  # steps that end with a preempted request whose tokens are in flight
 
     def run(self):
         num_steps = 0
@@ -54,22 +57,24 @@ class Schedule:
             self.interfere()
             num_steps += self.engine.scheduler.has_work()
             self.engine.step()
+            self.num_drains += len(self.engine.scheduler._draining)
             assert num_steps <= 20 * (self.work + len(self.engine.answers) + 1), "requests starve"
         self.check_answers()
 
     def add_some(self):
-        everything_at_once = self.choice.random() < 0.3
+        everything_at_once = self.has_long_answers or self.choice.random() < 0.3
         while self.to_come and (everything_at_once or self.choice.random() < 0.6):
             self.add(self.to_come.pop(), *self.draw_request())
 
     def draw_request(self):
         """Prompt, and the other arguments of `add`."""
         choice = self.choice
-        num_prompt = choice.randint(1, 3 if self.has_long_answers else self.max_model_len - 1)
+        is_score = choice.random() < 0.15
+        is_short = self.has_long_answers and not is_score
+        num_prompt = choice.randint(1, 3 if is_short else self.max_model_len - 1)
         fitting = min(self.max_model_len, self.engine.cache.num_blocks * self.block_tokens + 1) - num_prompt
         longest = max(1, fitting if choice.random() < 0.9 else self.max_model_len)
-        shortest = max(1, fitting) if self.has_long_answers else 1
-        is_score = choice.random() < 0.15
+        shortest = max(1, min(longest, fitting)) if is_short else 1
         num_stop_tokens = 0 if self.has_long_answers else choice.choice([0, 0, 1, 3])
         params = SamplingParams(
             max_tokens=1 if is_score else choice.randint(shortest, longest),
@@ -98,7 +103,7 @@ class Schedule:
             assert fits
             self.work += num_tokens
             if self.choice.random() < 0.2:
-                self.text_stops[name] = self.choice.randint(1, 5)
+                self.text_stops[name] = self.choice.randint(1, 9)
             with pytest.raises(RequestError, match="is in use"):
                 engine.scheduler.add(engine.answers[name].request)
 
@@ -159,16 +164,14 @@ def test_random_schedules_answer_every_request_once_and_as_computed_directly(sha
 
 def test_random_schedules_reach_every_path():
     """Preemption, drains, refusals and all ends do occur in a sample of the schedules above."""
-    reasons, num_preemptions, num_refused, num_scored_again = set(), 0, 0, 0
-    for seed in range(150):
+    reasons, num_preemptions, num_refused, num_drains = set(), 0, 0, 0
+    for seed in range(80):
         schedule = Schedule(seed)
         schedule.run()
         answers = schedule.engine.answers.values()
         reasons |= {answer.finished.reason for answer in answers}
         num_preemptions += schedule.engine.scheduler.num_preemptions
         num_refused += len(schedule.refused)
-        num_scored_again += sum(
-            answer.request.wants_prompt_logits and answer.finished.num_preemptions > 0 for answer in answers
-        )
+        num_drains += schedule.num_drains
     assert reasons == {"stop", "length", "abort", "error"}
-    assert num_preemptions > 30 and num_refused > 50 and num_scored_again > 0
+    assert num_preemptions > 10 and num_refused > 20 and num_drains > 0
