@@ -159,7 +159,7 @@ def _to_fp8(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def _e2m1_bytes(groups: Tensor) -> Tensor:
     """Scaled values [..., blocks, n] -> bytes [..., blocks * n / 2] of two e2m1 codes."""
-    codes = torch.bucketize(groups.abs(), tables(groups.device).e2m1_bounds, out_int32=True)
+    codes = torch.bucketize(groups.abs().contiguous(), tables(groups.device).e2m1_bounds, out_int32=True)
     codes = codes.add_(groups.signbit(), alpha=8).flatten(-2)
     return (codes[..., 0::2] | codes[..., 1::2] << 4).to(torch.uint8)
 
