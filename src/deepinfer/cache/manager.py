@@ -31,7 +31,7 @@ class CacheManager:
         self.max_held_blocks = 0
         self._blocks = BlockManager(num_blocks)
         self._slots = SlotManager(num_slots)
-        self._changes: list[np.ndarray] = []  # flat indices into block_table
+        self._changes: set[int] = set()  # flat indices into block_table
 
     @property
     def num_free_blocks(self) -> int:
@@ -99,9 +99,10 @@ class CacheManager:
         """Table entries changed since the last call: (slots, columns, blocks), each entry once, as it is now."""
         if not self._changes:
             return (np.zeros(0, dtype=np.int32),) * 3
-        entries = np.unique(np.concatenate(self._changes))
-        self._changes = []
-        slots, columns = np.divmod(entries.astype(np.int32), np.int32(self.max_columns))
+        entries = np.fromiter(self._changes, dtype=np.int32, count=len(self._changes))
+        entries.sort()
+        self._changes.clear()
+        slots, columns = np.divmod(entries, np.int32(self.max_columns))
         return slots, columns, self.block_table[slots, columns]
 
     def check(self) -> None:
@@ -118,4 +119,4 @@ class CacheManager:
     def _write(self, slot: int, column: int, blocks: Int32) -> None:
         self.block_table[slot, column : column + len(blocks)] = blocks
         first = slot * self.max_columns + column
-        self._changes.append(np.arange(first, first + len(blocks)))
+        self._changes.update(range(first, first + len(blocks)))

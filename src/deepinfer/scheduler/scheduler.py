@@ -110,6 +110,8 @@ class Scheduler:
         self._state = SlotState(cache.num_slots, vocab_size, eos_token_ids)
         self._requests: dict[str, Request] = {}
         self._occupants: list[Request | None] = [None] * (cache.num_slots + 1)
+        self._names = np.full(cache.num_slots + 1, None, dtype=np.object_)  # request id of each occupant
+        self._answers = np.full(cache.num_slots + 1, None, dtype=np.object_)  # `generated` of each occupant
         self._queue = WaitingQueue(options.max_queue)
         self._prefilling: list[Request] = []  # in order of admission
         self._draining: list[Request] = []  # preempted, with tokens in flight
@@ -261,7 +263,7 @@ class Scheduler:
         self._queue.take_first()
         self._num_admissions += 1
         self._state.occupy(slot, request, self._num_admissions)
-        self._occupants[slot] = request
+        self._occupants[slot], self._names[slot], self._answers[slot] = request, request.request_id, request.generated
         self._prefilling.append(request)
         request.slot = slot
         if request.scheduled is None:
@@ -331,22 +333,23 @@ class Scheduler:
 
     def _append(self, slots: Int32, tokens: Int32, now: float) -> list[str]:
         """Give each slot's request its token and end those that are complete; returns the request ids."""
-        state, occupants = self._state, self._occupants
-        requests: list[Request] = [occupants[slot] for slot in slots.tolist()]
-        for request, token in zip(requests, tokens.tolist(), strict=True):
-            request.generated.append(token)
+        state = self._state
+        for answer, token in zip(self._answers[slots].tolist(), tokens.tolist(), strict=True):
+            answer.append(token)
+        request_ids: list[str] = self._names[slots].tolist()
         num_known = state.num_known[slots]
         for row in np.flatnonzero(num_known == state.num_prompt[slots]).tolist():
-            requests[row].first_token = now
+            self._requests[request_ids[row]].first_token = now
         state.num_known[slots] = num_known + 1
         ends_answer = state.ends_answer(slots, tokens)
         has_ended = ends_answer | (num_known == state.limit[slots])
         for row in np.flatnonzero(has_ended).tolist():
+            request = self._requests[request_ids[row]]
             if ends_answer[row]:
-                self._end(requests[row], "stop", now, stop_token=int(tokens[row]))
+                self._end(request, "stop", now, stop_token=int(tokens[row]))
             else:
-                self._end(requests[row], "length", now)
-        return [request.request_id for request in requests]
+                self._end(request, "length", now)
+        return request_ids
 
     def _take_prompt_logits(self, step: _InFlight, result: StepResult) -> list[tuple[str, int, Float32]]:
         """Logits of prompt positions that were not handed out before a preemption."""
@@ -409,7 +412,7 @@ class Scheduler:
     def _leave_slot(self, request: Request) -> None:
         self._state.vacate(request.slot)
         self._cache.release(request.slot)
-        self._occupants[request.slot] = None
+        self._occupants[request.slot] = self._names[request.slot] = self._answers[request.slot] = None
         request.slot = 0
 
     def _refuse_unfit(self, request: GenerateRequest) -> None:
