@@ -41,8 +41,8 @@ class Stack:
             self.rings.append(poisoned(self.num_slots, layer.attention.window, dim // 32 * 33))
             self.pages.append(self._pages(layer, dim))
         self.attention = [self.ops.prepare_attention(layer.attention) for layer in self.layers]
-        self.compressors = [l.compressor and self.ops.prepare_compressor(l.compressor) for l in self.layers]
-        self.indexers = [l.indexer and self.ops.prepare_indexer(l.indexer) for l in self.layers]
+        self.compressors = [p.compressor and self.ops.prepare_compressor(p.compressor) for p in self.layers]
+        self.indexers = [p.indexer and self.ops.prepare_indexer(p.indexer) for p in self.layers]
 
     def _pages(self, layer: Layer, dim: int):
         if layer.compressor is None:

@@ -6,9 +6,12 @@ import dataclasses
 
 import pytest
 import torch
+import v41_oracle as oracle
 
 from deepinfer.errors import ShapeError
+from deepinfer.ops.reference import attention as reference
 from deepinfer.ops.reference import quant
+from deepinfer.ops.reference.numerics import Numerics
 from ops import golden, world
 from ops.layers import Layer, Stack
 
@@ -58,8 +61,8 @@ def test_attention_of_every_layer_equals_the_oracle(length, precision):
         if precision == "float32":
             assert golden.row_error(outputs[number], expected) <= 2e-6, number
             continue
-        # The oracle sums scores in float32, the reference in float64: in 3 of 1600 traced rows one value
-        # of the attention rounds to the next bf16, then to the next fp8 before wo_b (a step of 1/16).
+        # Attention sums are float32, and their order may be another than where the traces were made: then
+        # one value of a row may round to the next bf16, then to the next fp8 before wo_b (a step of 1/16).
         # All other rows are equal bit for bit.
         is_equal = (outputs[number] == expected).all(-1)
         assert (~is_equal).sum() <= 1, number
@@ -68,19 +71,13 @@ def test_attention_of_every_layer_equals_the_oracle(length, precision):
 
 @pytest.mark.parametrize("num_keys", [5, 64, 150])
 def test_folded_softmax_equals_the_oracle(num_keys):
-    from v41_oracle import Oracle
-
-    from deepinfer.ops.reference import attention
-    from deepinfer.ops.reference.numerics import Numerics
-
     random = torch.Generator().manual_seed(num_keys)
     q, kv = torch.randn(40, 4, 64, generator=random), torch.randn(200, 64, generator=random)
     slots = torch.randint(-1, 200, (40, num_keys), generator=random)
     sink = torch.randn(4, generator=random)
-    expected = Oracle(golden.CHECKPOINT, "exact").sparse_attention(q, kv, slots, sink)
-    keys = kv[slots.clamp_min(0)].double()
-    actual = attention._folded_softmax(Numerics.of("exact"), q.double(), keys, slots < 0, sink.double())
-    # shares and results round to bf16; where float32 and float64 sums fall on two sides of a tie, one step
+    expected = oracle.Oracle(golden.CHECKPOINT, "exact").sparse_attention(q, kv, slots, sink)
+    actual = reference._folded_softmax(Numerics.of("exact"), q, kv[slots.clamp_min(0)], slots < 0, sink)
+    # shares and results round to bf16; where two orders of a float32 sum lie on two sides of a tie, one step
     assert golden.row_error(actual, expected) <= 2e-3
     assert (actual == expected).float().mean() > 0.99
 
@@ -104,9 +101,11 @@ def test_chunks_give_what_one_pass_gives(length, precision, size):
     parts, chosen_in_parts = run_chunks(golden_stack(precision, tables), inputs, tables, slot=1, size=size)
     assert chosen_in_parts == chosen
     for number, (part, expected) in enumerate(zip(parts, whole, strict=True)):
-        # sums in float64 leave no trace of their order, up to a rare last bit (of bf16 in exact)
-        assert golden.row_error(part, expected) <= (2e-3 if precision == "exact" else 1e-7), number
-        assert (part == expected).float().mean() > 0.999, number
+        if precision == "float32":  # attention sums of another shape differ in their last bits
+            assert golden.row_error(part, expected) <= 1e-6, number
+        else:  # such a bit may move one value to the next bf16, and fp8: as in the test above
+            assert (part == expected).float().mean() > 0.999, number
+            assert golden.row_error(part, expected) <= 1e-2, number
 
 
 @pytest.mark.parametrize("precision", ["float32", "fast"])
@@ -134,8 +133,8 @@ def test_rows_of_mixed_length_give_what_each_gives_alone(precision):
         alone, _ = run_chunks(golden_stack(precision, tables, num_slots=6), alone_inputs, tables, slot, length)
         for number, expected in enumerate(alone):
             actual = torch.cat(outputs[slot][number])
-            # float32 sums of another shape differ in their last bits; float64 sums do not
-            assert golden.row_error(actual, expected) <= (1e-5 if precision == "fast" else 1e-7), (slot, number)
+            # attention sums (in fast: all sums) of another shape differ in their last bits
+            assert golden.row_error(actual, expected) <= (1e-5 if precision == "fast" else 1e-6), (slot, number)
 
 
 def test_padding_slot_and_block_are_never_written():
@@ -166,9 +165,9 @@ def test_tiles_of_tokens_change_nothing(monkeypatch):
     stretches = [(1, 0, 33), (2, 0, 0), (2, 0, 20)]
     joined = [torch.cat([x, x[:20]]) for x in inputs]
     whole, _ = golden_stack("float32", tables, 3).run(joined, world.make_batch(stretches, tables=tables))
-    monkeypatch.setattr("deepinfer.ops.reference.attention.TILE_BYTES", 5 * 32 * 64 * 8)
+    monkeypatch.setattr("deepinfer.ops.reference.attention.TILE_BYTES", 5 * 32 * 64 * 4)
     tiled, _ = golden_stack("float32", tables, 3).run(joined, world.make_batch(stretches, tables=tables))
-    assert all(golden.row_error(a, b) <= 1e-7 for a, b in zip(tiled, whole, strict=True))
+    assert all(golden.row_error(a, b) <= 1e-6 for a, b in zip(tiled, whole, strict=True))
 
 
 def test_window_starts_hide_older_positions():
@@ -219,10 +218,8 @@ def test_any_window_equals_plain_attention(window, precision):
 
 
 def _rotate_back(x, positions):
-    from v41_oracle import rotate
-
     steps = torch.arange(0, 32, 2, dtype=torch.float32) / 32
-    return rotate(x, torch.outer(positions.float(), 1.0 / (10000**steps)), inverse=True)
+    return oracle.rotate(x, torch.outer(positions.float(), 1.0 / (10000**steps)), inverse=True)
 
 
 def test_no_tokens_give_no_rows():

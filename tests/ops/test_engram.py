@@ -55,7 +55,8 @@ def test_rows_stay_inside_their_tables():
 
 @pytest.mark.parametrize(("length", "precision"), golden.TRACES)
 def test_engram_update_equals_the_oracle(length, precision):
-    trace, ops, model = golden.trace(length, precision), golden.ops(precision), oracle.Oracle(golden.CHECKPOINT, precision)
+    trace, ops = golden.trace(length, precision), golden.ops(precision)
+    model = oracle.Oracle(golden.CHECKPOINT, precision)
     is_text = torch.ones(length, dtype=torch.bool)
     for layer in (1, 4):
         streams, rows = trace[f"layers.{layer - 1}.output"], trace[f"layers.{layer}.engram.rows"].long()

@@ -39,9 +39,8 @@ def test_both_halves_of_a_layer_lead_to_its_output(length, precision):
     for layer in (2, 3, 5, 6, 7):
         name = f"layers.{layer}"
         streams, _ = stream_inputs(trace, layer)
-        mixes = {
-            half: Mix(*(trace[f"{name}.hc_{half}_{part}"] for part in ("pre", "post", "comb"))) for half in ("attn", "ffn")
-        }
+        parts = ("pre", "post", "comb")
+        mixes = {half: Mix(*(trace[f"{name}.hc_{half}_{part}"] for part in parts)) for half in ("attn", "ffn")}
         middle = ops.hyper_leave(streams, trace[f"{name}.attn.output"], mixes["attn"])
         hyper = ops.prepare_hyper(golden.hyper(layer, "ffn"), golden.norm(f"{name}.ffn_norm"))
         x, mix = ops.hyper_enter(middle, mixes["attn"].pre, hyper)

@@ -176,7 +176,8 @@ def test_any_ratio_top_k_and_chunk_equals_plain_selection(ratio, top_k, size):
 
 
 def test_candidates_hold_the_newest_block_and_fewer_than_top_k_are_filled_from_below():
-    weights, tables, pages, inputs = random_case(1, {1: 100}, seed=9, top_k=8, candidate_blocks=1, keeps_candidates=True)
+    changes = {"top_k": 8, "candidate_blocks": 1, "keeps_candidates": True}
+    weights, tables, pages, inputs = random_case(1, {1: 100}, seed=9, **changes)
     ops, (x, low, keys) = golden.ops("float32"), inputs[1]
     batch = world.make_batch([(1, 0, 100)], tables=tables)
     kept = ops.select(x, low, batch, ops.prepare_indexer(weights), pages, None)
@@ -196,9 +197,14 @@ def test_small_tiles_change_nothing(monkeypatch):
     prompt = world.make_batch([(1, 0, 150), (2, 0, 0), (2, 0, 61)], tables=tables)
     decode = world.make_batch([(1, 149, 1), (2, 60, 1)], tables=tables)
     ends = torch.tensor([149, 210])
-    whole = [ops.select(x, low, prompt, indexer, pages, None), ops.select(x[ends], low[ends], decode, indexer, pages, None)]
+
+    def select_both():
+        yield ops.select(x, low, prompt, indexer, pages, None)
+        yield ops.select(x[ends], low[ends], decode, indexer, pages, None)
+
+    whole = list(select_both())
     monkeypatch.setattr(reference, "TILE_BYTES", 1500)
-    tiled = [ops.select(x, low, prompt, indexer, pages, None), ops.select(x[ends], low[ends], decode, indexer, pages, None)]
+    tiled = list(select_both())
     for a, b in zip(tiled, whole, strict=True):
         assert torch.equal(a.entries, b.entries)
         assert torch.equal(a.candidates, b.candidates)

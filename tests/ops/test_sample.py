@@ -149,4 +149,3 @@ def test_logits_are_left_alone_and_no_rows_give_no_tokens():
     assert draw(torch.empty(0, 10), 1.0, 0, 0) == []
     with pytest.raises(ShapeError, match="seeds has shape"):
         golden.ops("fast").draw(logits, torch.ones(3), torch.ones(2), torch.ones(3))
-

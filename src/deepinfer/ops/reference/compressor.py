@@ -92,9 +92,7 @@ def compress(
     index_pages[place] = quant.pack_index(numerics.act(rotate(key, turn)))
 
 
-def _pool(
-    numerics: Numerics, rows: Tensor, ending: Tensor, batch: TokenBatch, ratio: int, state: Tensor
-) -> Tensor:
+def _pool(numerics: Numerics, rows: Tensor, ending: Tensor, batch: TokenBatch, ratio: int, state: Tensor) -> Tensor:
     """Score-weighted mean of each group that ends at the tokens `ending`: [groups, D] float32.
 
     rows [T, 2, D]: key and score of this step's tokens; members before the row's start are in the state.

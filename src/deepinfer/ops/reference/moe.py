@@ -198,4 +198,3 @@ def _swiglu(gate_up: Tensor, limit: float) -> Tensor:
 
 def _one(stack: Weight, expert: int) -> Weight:
     return Weight(stack.value[expert], None if stack.scale is None else stack.scale[expert])
-
