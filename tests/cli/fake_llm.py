@@ -13,8 +13,6 @@ from deepinfer.sampling.params import SamplingParams
 class FakeTokenizer:
     """One token a character."""
 
-    vocab_size = 128
-
     def encode(self, text):
         return [ord(character) % 128 for character in text]
 
@@ -35,6 +33,7 @@ class FakeLLM:
     )
     tokenizer: FakeTokenizer = field(default_factory=FakeTokenizer)
     calls: list = field(default_factory=list)
+    vocab_size: int = 128
 
     def __enter__(self):
         return self
@@ -70,9 +69,11 @@ class FakeLLM:
         return logits
 
     def _answer(self, kind, prompt, params):
+        if isinstance(prompt, dict):
+            (prompt,) = prompt.values()
         if isinstance(prompt, list):
             token_ids = list(self.completions.get(tuple(prompt), range(3, 3 + params.max_tokens)))
-            return output(kind, token_ids=token_ids, finish_reason="length", first_token_seconds=0.002)
+            return output(kind, token_ids=token_ids, finish_reason="length", first_token_seconds=0.5, total_seconds=2.0)
         if "refuse" in prompt:
             return kind.refused("0", "the prompt is refused")
         return output(kind, text=prompt.upper(), **({"content": prompt.upper()} if kind is ChatOutput else {}))

@@ -23,8 +23,15 @@ def test_bench_measures_every_shape_and_prints_json(llm, capsys):
     result = json.loads(capsys.readouterr().out)
     assert result["setting"] == {"model": "deepinfer-nano", "device": "cpu", "precision": "fast"}
     assert [(case["batch_size"], case["prompt_length"]) for case in result["cases"]] == [(1, 8), (2, 8)]
-    assert result["cases"][0]["first_token_ms"] == {"median": 2.0, "low": 2.0, "high": 2.0}
-    assert len(llm.calls) == 2 * 2 * 3  # shapes x (prefill, whole) x (warm-up and repeats)
+    # The stand-in takes 0.5 s to the first token and 1.5 s for the other three.
+    medians = {name: spread["median"] for name, spread in result["cases"][1].items() if isinstance(spread, dict)}
+    assert medians == {
+        "prefill_tokens_per_s": 32.0,
+        "first_token_ms": 500.0,
+        "decode_tokens_per_s": 4.0,
+        "step_ms": 500.0,
+    }
+    assert len(llm.calls) == 2 * 3  # shapes x (warm-up and repeats)
     prompts = llm.calls[-1][1]
     assert [len(prompt) for prompt in prompts] == [8, 8]
     assert all(3 <= token < 128 for prompt in prompts for token in prompt)
@@ -41,7 +48,7 @@ def test_bench_tables_have_one_line_a_case(llm, capsys):
 def test_bench_refuses_to_time_broken_answers(llm, capsys):
     llm._answer = lambda kind, prompt, params: kind.refused("0", "out of blocks")
     assert main(["bench", "--batch-sizes", "1", "--prompt-lengths", "8"]) == 2
-    assert "0 of 1 tokens: out of blocks" in capsys.readouterr().err
+    assert "0 of 32 tokens: out of blocks" in capsys.readouterr().err
 
 
 def test_bench_refuses_settings_that_measure_nothing(llm, capsys):

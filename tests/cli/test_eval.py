@@ -20,8 +20,7 @@ def skills_file(tmp_path):
     file = tmp_path / "eval.jsonl"
     lines = [{"id": i, "skill": s, "prompt": p, "completion": c} for i, s, p, c in RECORDS]
     file.write_text("\n".join(map(json.dumps, lines)))
-    skills = {"add": {"n": 2, "exact": 1.0}, "say": {"n": 1, "exact": 0.5}}
-    (tmp_path / "report.json").write_text(json.dumps({"summary": {"loss": 0.5}, "skills": skills}))
+    (tmp_path / "report.json").write_text(json.dumps({"summary": {"loss": 0.5}, "misses": ["say-0", "image_x-0"]}))
     return file
 
 
@@ -40,10 +39,10 @@ def run(capsys, file, *words):
 def test_report_counts_exact_matches_per_skill_and_names_the_misses(answers, skills_file, capsys):
     code, report = run(capsys, skills_file)
     assert code == 0
-    assert report["skills"]["add"] == {"records": 2, "exact": 0.5, "card": 1.0, "card_records": 2}
-    assert report["skills"]["say"]["exact"] == 1.0
-    assert (report["records"], report["exact"], report["card"]) == (3, pytest.approx(2 / 3), pytest.approx(2.5 / 3))
-    assert report["misses"] == ["add-1"]
+    assert report["skills"]["add"] == {"records": 2, "exact": 0.5, "card": 1.0}
+    assert report["skills"]["say"] == {"records": 1, "exact": 1.0, "card": 0.0}
+    assert (report["records"], report["exact"], report["card"]) == (3, pytest.approx(2 / 3), pytest.approx(2 / 3))
+    assert (report["misses"], report["lost"], report["gained"]) == (["add-1"], ["add-1"], ["say-0"])
     assert report["skipped"] == {"image_x": 1}
 
 
@@ -67,8 +66,14 @@ def test_table_shows_the_card_beside_the_score(answers, skills_file, capsys):
     assert main(["eval", "--file", str(skills_file), "--limit", "1"]) == 0
     out = capsys.readouterr().out
     assert "add                        1   1.000   1.000" in out
-    assert "the card's figures are over all records" in out
+    assert "gained against the card: say-0" in out and "lost" not in out
     assert "pictures are not supported yet: image_x" in out
+
+
+def test_file_without_a_card_is_scored_alone(answers, skills_file, capsys):
+    skills_file.with_name("report.json").unlink()
+    _, report = run(capsys, skills_file)
+    assert (report["card"], report["card_loss"], report["lost"], report["gained"]) == (None, None, [], [])
 
 
 def test_completion_loss_matches_hand_figures():

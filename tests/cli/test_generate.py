@@ -47,11 +47,12 @@ def test_json_lines_keep_their_order_and_bad_ones_fail_alone(llm, type_in, capsy
         '{"messages": [{"role": "user", "content": "g"}], "effort": "bad"}',
         "[1]",
         '{"prompt": "refuse"}',
+        '{"messages": {"role": "user", "content": "h"}}',
     ]
     type_in("\n".join(lines) + "\n\n")
     assert main(["generate", "--json", "--seed", "3"]) == 1
     out = records(capsys.readouterr().out)
-    assert [record["index"] for record in out] == list(range(11))
+    assert [record["index"] for record in out] == list(range(12))
     assert [record.get("text") for record in out if record["error"] is None] == ["A", "B", ""]
     assert out[0]["id"] == "first" and "id" not in out[2]
     errors = {record["index"]: record["error"] for record in out if record["error"]}
@@ -64,11 +65,12 @@ def test_json_lines_keep_their_order_and_bad_ones_fail_alone(llm, type_in, capsy
         8: "effort is 'bad'",
         9: "it must be a JSON object",
         10: "the prompt is refused",
+        11: "it must be a list of messages",
     }.items():
         assert words in errors.pop(index)
     assert errors == {}
     prompts, params = llm.calls[0][1:3]
-    assert prompts == ["a", [5, 6], "refuse"]
+    assert prompts == [{"prompt": "a"}, {"prompt_token_ids": [5, 6]}, {"prompt": "refuse"}]
     assert (params[0].temperature, params[0].seed, params[1].seed) == (0.5, 7, 3)
 
 

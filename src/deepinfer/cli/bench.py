@@ -1,8 +1,10 @@
 """`deepinfer bench`: prefill and decode speed over batch sizes and prompt lengths.
 
-Prompts are random token ids. Prefill: all prompts of a batch, one token each. Decode: the same with
-more tokens, less the prefill time. Every case warms up once, checks the number of tokens that came
-back, and reports the median of the repeats with their range.
+Prompts are random token ids, new ones each time. Prefill: prompt tokens over the time until every
+request of the batch has its first token. Decode: the median request's time per token after its
+first one; where the prompts of a batch need several steps, a few of those steps also carry prompt
+tokens. Every case warms up once, checks the number of tokens that came back, and reports the
+median of the repeats with their range.
 """
 
 from __future__ import annotations
@@ -10,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,7 @@ from deepinfer.sampling.params import SamplingParams
 if TYPE_CHECKING:
     from deepinfer.llm import LLM
 
-FIRST_ORDINARY_TOKEN = 3  # ids below are begin, end and padding in the released tokenizer
+FIRST_ORDINARY_TOKEN = 3  # ids below are begin, end and padding
 
 
 def add_command(commands: Any) -> None:
@@ -85,36 +86,39 @@ def run(args: argparse.Namespace) -> int:
 
 
 def measure(llm: LLM, batch_size: int, prompt_length: int, output_length: int, repeat: int) -> Case:
-    """Time one case: a warm-up, then `repeat` pairs of a prefill run and a whole run."""
+    """Time one case: a warm-up, then `repeat` runs."""
     random = np.random.default_rng(0)
-    prefill, first, decode, step = [], [], [], []
+    first_s, last_s, step_s = [], [], []
     for turn in range(repeat + 1):
-        # New prompts each time, so that no run can profit from an earlier one.
-        prompts = random.integers(
-            FIRST_ORDINARY_TOKEN, llm.tokenizer.vocab_size, (2, batch_size, prompt_length)
-        ).tolist()
-        short_s, short = timed(llm, prompts[0], 1)
-        long_s, _ = timed(llm, prompts[1], output_length)
+        prompts = random.integers(FIRST_ORDINARY_TOKEN, llm.vocab_size, (batch_size, prompt_length)).tolist()
+        firsts, totals = timed(llm, prompts, output_length)
         if turn == 0:
             continue
-        decode_s = max(long_s - short_s, 1e-9)
-        prefill.append(batch_size * prompt_length / short_s)
-        first.append(1e3 * statistics.median(short))
-        decode.append(batch_size * (output_length - 1) / decode_s)
-        step.append(1e3 * decode_s / (output_length - 1))
-    return Case(batch_size, prompt_length, *map(Spread.of, (prefill, first, decode, step)))
+        first_s.append(statistics.median(firsts))
+        last_s.append(max(firsts))
+        steps = [(total - first) / (output_length - 1) for first, total in zip(firsts, totals, strict=True)]
+        step_s.append(statistics.median(steps))
+    return Case(
+        batch_size,
+        prompt_length,
+        prefill_tokens_per_s=Spread.of([batch_size * prompt_length / seconds for seconds in last_s]),
+        first_token_ms=Spread.of([1e3 * seconds for seconds in first_s]),
+        decode_tokens_per_s=Spread.of([batch_size / seconds for seconds in step_s]),
+        step_ms=Spread.of([1e3 * seconds for seconds in step_s]),
+    )
 
 
-def timed(llm: LLM, prompts: list[list[int]], num_tokens: int) -> tuple[float, list[float]]:
-    """(seconds for all prompts, seconds to the first token of each); checks that every answer is whole."""
+def timed(llm: LLM, prompts: list[list[int]], num_tokens: int) -> tuple[list[float], list[float]]:
+    """Seconds to the first token and to the end, for each prompt; checks that every answer is whole."""
     params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
-    started = time.monotonic()
-    outputs = llm.generate(prompts, params, progress=False)
-    seconds = time.monotonic() - started
-    for output in outputs:
+    firsts, totals = [], []
+    for output in llm.generate(prompts, params, progress=False):
         if output.error is not None or len(output.token_ids) != num_tokens:
             raise RequestError(f"an answer has {len(output.token_ids)} of {num_tokens} tokens: {output.error}")
-    return seconds, [output.first_token_seconds or 0.0 for output in outputs]
+        assert output.first_token_seconds is not None and output.total_seconds is not None, "a whole answer has times"
+        firsts.append(output.first_token_seconds)
+        totals.append(output.total_seconds)
+    return firsts, totals
 
 
 def as_text(setting: dict[str, Any], cases: Sequence[Case]) -> str:

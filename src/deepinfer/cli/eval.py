@@ -12,6 +12,7 @@ import json
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ from deepinfer.sampling.params import SamplingParams
 if TYPE_CHECKING:
     from deepinfer.llm import LLM
 
+SCORING_THREADS = 16  # requests that wait for logits at the same time and so share steps
 NANO_EVAL = Path(__file__).parents[1] / "data" / "deepinfer-nano" / "eval" / "eval.jsonl"
 
 
@@ -123,11 +125,16 @@ def run_greedy(llm: LLM, records: Sequence[Record]) -> None:
 
 
 def score_losses(llm: LLM, records: Sequence[Record]) -> None:
-    """Fill in `loss` from the logits over prompt and reference completion."""
-    for record in progress(records, "loss", len(records)):
-        if record.error is None:
-            logits = llm.score(record.prompt_ids + record.completion_ids)
-            record.loss = completion_loss(logits[len(record.prompt_ids) - 1 : -1], record.completion_ids)
+    """Fill in `loss` from the logits over prompt and reference completion, several records at a time."""
+
+    def score(record: Record) -> float:
+        logits = llm.score(record.prompt_ids + record.completion_ids)
+        return completion_loss(logits[len(record.prompt_ids) - 1 : -1], record.completion_ids)
+
+    healthy = [record for record in records if record.error is None]
+    with ThreadPoolExecutor(SCORING_THREADS) as pool:
+        for record, loss in zip(healthy, progress(pool.map(score, healthy), "loss", len(healthy)), strict=True):
+            record.loss = loss
 
 
 def completion_loss(logits: np.ndarray[Any, np.dtype[np.float32]], token_ids: Sequence[int]) -> float:
@@ -138,38 +145,48 @@ def completion_loss(logits: np.ndarray[Any, np.dtype[np.float32]], token_ids: Se
     return float((np.log(np.exp(wide).sum(axis=1)) - chosen).sum())
 
 
-def read_card(path: Path) -> dict[str, Any] | None:
+@dataclass(frozen=True)
+class Card:
+    """What the model card says: the ids of the records that are not exact, and the mean loss."""
+
+    misses: frozenset[str]
+    loss: float
+
+
+def read_card(path: Path) -> Card | None:
     """The model card's scores, from report.json beside the skills file."""
-    card = path.with_name("report.json")
-    return json.loads(card.read_text()) if card.exists() else None
+    file = path.with_name("report.json")
+    if not file.exists():
+        return None
+    report = json.loads(file.read_text())
+    return Card(frozenset(report["misses"]), report["summary"]["loss"])
 
 
-def summarise(records: Sequence[Record], card: dict[str, Any] | None) -> dict[str, Any]:
-    """The whole result as one object; `card` holds the model card's figures where there are any."""
+def summarise(records: Sequence[Record], card: Card | None) -> dict[str, Any]:
+    """The whole result as one object; `card` holds the model card's figures for the same records."""
     scored = [record for record in records if record.loss is not None]
     num_tokens = sum(len(record.completion_ids) for record in scored)
-    card_skills = card["skills"] if card else {}
-    skills = {}
-    for skill in sorted({record.skill for record in records}):
-        group = [record for record in records if record.skill == skill]
-        skills[skill] = {
-            "records": len(group),
-            "exact": share(record.is_exact for record in group),
-            "card": card_skills.get(skill, {}).get("exact"),
-            "card_records": card_skills.get(skill, {}).get("n"),
-        }
-    known = [row for row in skills.values() if row["card"] is not None]
+    misses = {record.id for record in records if not record.is_exact}
+    card_misses = card.misses & {record.id for record in records} if card else misses
+    skills = sorted({record.skill for record in records})
+    return {
+        **exactness(records, card),
+        "loss": sum(record.loss or 0.0 for record in scored) / num_tokens if num_tokens else None,
+        "card_loss": card.loss if card else None,
+        "skills": {name: exactness([record for record in records if record.skill == name], card) for name in skills},
+        "misses": sorted(misses),
+        "lost": sorted(misses - card_misses),
+        "gained": sorted(card_misses - misses),
+        "errors": {record.id: record.error for record in records if record.error},
+    }
+
+
+def exactness(records: Sequence[Record], card: Card | None) -> dict[str, Any]:
+    """How many records, the share that is exact, and the share that the card says is."""
     return {
         "records": len(records),
         "exact": share(record.is_exact for record in records),
-        "card": sum(r["card"] * r["records"] for r in known) / max(1, sum(r["records"] for r in known))
-        if known
-        else None,
-        "loss": sum(record.loss or 0.0 for record in scored) / num_tokens if num_tokens else None,
-        "card_loss": card["summary"]["loss"] if card else None,
-        "skills": skills,
-        "misses": [record.id for record in records if not record.is_exact],
-        "errors": {record.id: record.error for record in records if record.error},
+        "card": share(record.id not in card.misses for record in records) if card else None,
     }
 
 
@@ -179,15 +196,18 @@ def share(flags: Iterable[bool]) -> float:
 
 
 def as_text(report: dict[str, Any]) -> str:
-    """The report as a table; `card` is the model card's figure for the same skill."""
+    """The report as a table; `card` is the model card's figure for the same records."""
     lines = [f"{'skill':<20} {'records':>7} {'exact':>7} {'card':>7}"]
     for name, row in report["skills"].items():
         lines.append(f"{name:<20} {row['records']:>7} {row['exact']:>7.3f} {_figure(row['card'])}")
     lines.append(f"{'all':<20} {report['records']:>7} {report['exact']:>7.3f} {_figure(report['card'])}")
     if report["loss"] is not None:
-        lines.append(f"loss {report['loss']:.4f} nats a token; card {_figure(report['card_loss'], 4).strip()}")
-    if any(row["card_records"] not in (None, row["records"]) for row in report["skills"].values()):
-        lines.append("the card's figures are over all records of a skill, this run's over fewer")
+        lines.append(
+            f"loss {report['loss']:.4f} nats a token; card, pictures included: {_figure(report['card_loss'], 4).strip()}"
+        )
+    for word in ("lost", "gained"):
+        if report[word]:
+            lines.append(f"{word} against the card: {', '.join(report[word])}")
     if report["skipped"]:
         lines.append(f"left out, pictures are not supported yet: {', '.join(report['skipped'])}")
     for name, error in report["errors"].items():

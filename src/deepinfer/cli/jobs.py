@@ -23,14 +23,14 @@ CHAT_FIELDS = ("thinking", "effort", "tools", "response_format")
 class Job:
     """One prompt, and its answer once there is one.
 
-    prompt: text or token ids; None for a conversation, which `messages` holds.
+    prompt: {"prompt": text} or {"prompt_token_ids": ids}; None for a conversation, which `messages` holds.
     chat: the chat settings of a conversation (see CHAT_FIELDS).
     error: why the line could not be used; such a job is never sent.
     """
 
     index: int
     id: Any = None
-    prompt: str | list[int] | None = None
+    prompt: dict[str, Any] | None = None
     messages: list[Any] | None = None
     params: SamplingParams = field(default_factory=SamplingParams)
     chat: dict[str, Any] = field(default_factory=dict)
@@ -45,7 +45,7 @@ def text_jobs(prompts: Iterable[str], params: SamplingParams, *, is_chat: bool, 
             Job(index, messages=[{"role": "user", "content": text}], params=params, chat=dict(chat))
             for index, text in enumerate(prompts)
         ]
-    return [Job(index, prompt=text, params=params) for index, text in enumerate(prompts)]
+    return [Job(index, prompt={"prompt": text}, params=params) for index, text in enumerate(prompts)]
 
 
 def json_jobs(lines: Iterable[str], params: SamplingParams, *, chat: Mapping[str, Any]) -> list[Job]:
@@ -74,12 +74,16 @@ def _read(job: Job, line: str, params: SamplingParams, chat: Mapping[str, Any]) 
     given = [name for name in PROMPT_FIELDS if name in record]
     if len(given) != 1:
         raise RequestError(f"line has {' and '.join(given) or 'no prompt'}; give one of {', '.join(PROMPT_FIELDS)}")
-    job.messages = record.pop("messages", None)
-    job.prompt = record.pop("prompt", record.pop("prompt_token_ids", None))
-    settings = {name: record.pop(name) for name in CHAT_FIELDS if name in record}
-    if settings and given != ["messages"]:
+    name, value = given[0], record.pop(given[0])
+    settings = {field: record.pop(field) for field in CHAT_FIELDS if field in record}
+    if name == "messages":
+        if not isinstance(value, list):
+            raise RequestError(f"messages is {value!r:.80}; it must be a list of messages")
+        job.messages, job.chat = value, {**chat, **settings}
+    elif settings:
         raise RequestError(f"{', '.join(settings)} can only be given with messages")
-    job.chat = {**chat, **settings} if given == ["messages"] else {}
+    else:
+        job.prompt = {name: value}
     job.params = merge_params(params, record)
 
 
