@@ -202,9 +202,8 @@ def as_text(report: dict[str, Any]) -> str:
         lines.append(f"{name:<20} {row['records']:>7} {row['exact']:>7.3f} {_figure(row['card'])}")
     lines.append(f"{'all':<20} {report['records']:>7} {report['exact']:>7.3f} {_figure(report['card'])}")
     if report["loss"] is not None:
-        lines.append(
-            f"loss {report['loss']:.4f} nats a token; card, pictures included: {_figure(report['card_loss'], 4).strip()}"
-        )
+        card_loss = _figure(report["card_loss"], 4).strip()
+        lines.append(f"loss {report['loss']:.4f} nats a token; card, pictures included: {card_loss}")
     for word in ("lost", "gained"):
         if report[word]:
             lines.append(f"{word} against the card: {', '.join(report[word])}")
