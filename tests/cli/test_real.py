@@ -9,7 +9,7 @@ def test_chat_answers_a_fact_and_reports_speed(capsys):
     assert main(["chat", "What is the capital of Armenia?"]) == 0
     captured = capsys.readouterr()
     assert captured.out == "Yerevan\n"
-    assert captured.err.startswith("4 tokens, first after ") and captured.err.endswith(" tokens/s\n")
+    assert captured.err.startswith("5 tokens, first after ") and captured.err.endswith(" tokens/s\n")
 
 
 def test_generate_answers_json_lines_and_keeps_bad_ones_apart(tmp_path, capsys):
@@ -28,7 +28,7 @@ def test_generate_answers_json_lines_and_keeps_bad_ones_apart(tmp_path, capsys):
 
 
 def test_eval_of_easy_skills_agrees_with_the_card(capsys):
-    assert main(["eval", "--skills", "copy_text,tool_use,multiplication", "--limit", "2", "--json"]) == 0
+    assert main(["eval", "--skills", "copy_text,spell,multiplication", "--limit", "2", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert (report["records"], report["exact"], report["card"]) == (6, 1.0, 1.0)
     assert 0 < report["loss"] < 0.05
