@@ -14,6 +14,9 @@ import goldens
 from deepinfer import LLM
 
 NUM_TOKENS = 75
+# A last-bit difference may turn one cached value by a whole fp8 or fp4 step, which moves all later
+# positions a little. The smallest mistake in the architecture costs a median of 1e-3, most 0.1.
+MEDIAN_BOUND, WORST_BOUND = 1e-4, 5e-2
 
 
 def draw_schedule(random: Random) -> dict[str, object]:
@@ -56,11 +59,11 @@ def draw_shape(seed: int) -> dict[str, dict[str, object]]:
         "head_dim": random.choice([32, 64]),
         "qk_rope_head_dim": random.choice([2, 16, 32]),
         "q_lora_rank": random.choice([32, 64]),
-        "o_lora_rank": random.choice([16, 32]),
+        "o_lora_rank": random.choice([32, 64]),
         "o_groups": random.choice([1, 2]),
         "swiglu_limit": random.choice([0.0, 2.0]),
-        "sliding_window": random.randint(1, 20),
-        "index_topk": random.randint(1, 20),
+        "sliding_window": random.choice([random.randint(1, 20), random.randint(50, 80)]),
+        "index_topk": random.choice([random.randint(1, 20), random.randint(50, 80)]),
         "index_n_heads": random.choice([1, 3, 8]),
         "index_head_dim": random.choice([32, 64]),
         "candidate_topk_blocks": random.randint(1, 4),
@@ -86,5 +89,5 @@ def test_logits_of_a_random_model_agree_with_the_oracle(
     golden = Oracle(tmp_path, "float32").forward(tokens).logits.numpy()
     with LLM(tmp_path, precision="float32", max_num_requests=4, max_chunk_tokens=Random(seed).choice([None, 1, 5, 32])) as llm:
         difference = goldens.relative_difference(llm.score(tokens), golden)
-    assert np.median(difference) <= 1e-6
-    assert difference.max() <= 1e-2
+    assert np.median(difference) <= MEDIAN_BOUND
+    assert difference.max() <= WORST_BOUND
