@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
@@ -28,6 +30,7 @@ class TokenBatch:
         (0, or where a bounded replay began).
     block_tokens: tokens per block.
     max_position: host-side bound, the largest position in the batch, -1 when it is empty.
+    derived: what ops worked out from the fields above, see `once`.
     """
 
     positions: Tensor
@@ -39,10 +42,20 @@ class TokenBatch:
     window_starts: Tensor
     block_tokens: int
     max_position: int
+    derived: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def num_tokens(self) -> int:
         return self.positions.shape[0]
+
+    def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """What `make` gave the first time that an op asked for `key`: layers share such a value.
+
+        It may rest on this batch and on what the key names, and nobody changes it.
+        """
+        if key not in self.derived:
+            self.derived[key] = make()
+        return self.derived[key]
 
 
 @dataclass(frozen=True)

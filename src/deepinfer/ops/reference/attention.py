@@ -13,7 +13,7 @@ from deepinfer.ops.reference.linear import Linear, linear, prepare_linear
 from deepinfer.ops.reference.norm import Norm, prepare_norm, rms_norm
 from deepinfer.ops.reference.numerics import Numerics
 from deepinfer.ops.reference.rings import write_ring
-from deepinfer.ops.reference.rope import rope_frequencies, rotate, rotation
+from deepinfer.ops.reference.rope import batch_rotation, rope_frequencies, rotate, rotation
 from deepinfer.ops.reference.shapes import expect, require
 from deepinfer.ops.weights import AttentionWeights
 
@@ -103,7 +103,7 @@ def attend(
             keys, hidden = torch.cat([keys, more], 1), torch.cat([hidden, none], 1)
         mix = _softmax if numerics.fuses else _folded_softmax
         result[first:last] = mix(numerics, q[first:last], keys, hidden, attention.sink)
-    turn = rotation(batch.positions, attention.frequencies)
+    turn = batch_rotation(batch, attention.frequencies)
     return numerics.act(rotate(result, turn, backwards=True))
 
 
@@ -121,43 +121,72 @@ def project_out(numerics: Numerics, attended: Tensor, attention: Attention) -> T
     return linear(numerics, numerics.act(low_rank), attention.wo_b)
 
 
+@dataclass(frozen=True)
+class Places:
+    """Where a tile of tokens finds its window vectors; the same for all layers of one window.
+
+    slots: [rows] int64 of the tile's rows. begin: the first token of the step that is needed.
+    index: [t * n] int64 into a zero vector, the rows' rings and this step's tokens from `begin` on.
+    hidden: [t, n] bool, places without a vector.
+    """
+
+    slots: Tensor
+    begin: int
+    index: Tensor
+    hidden: Tensor
+
+
 def _window_keys(
     window_rows: Tensor, batch: TokenBatch, ring: Tensor, window: int, first: int, last: int
 ) -> tuple[Tensor, Tensor]:
     """Window vectors of tokens first .. last - 1, oldest first: [t, n, D] float32, and which are empty [t, n].
 
-    All distinct vectors are unpacked once, a zero vector for the empty places at the head:
+    Every vector is unpacked once, a zero vector for the empty places at the head:
 
-        0 | ring rows of the tile's first row, window - 1 of them | ... of its last row | this step's rows
+        0 | ring of the tile's first row | ... | ring of its last row | this step's rows
     """
-    device, before = ring.device, window - 1
+    length = ring.shape[1]
+    key = ("window places", window, length, first, last)
+    places = batch.once(key, lambda: _window_places(batch, window, length, first, last))
+    history = ring.index_select(0, places.slots).flatten(0, 1)
+    empty = window_rows.new_zeros(1, ring.shape[2])
+    vectors = quant.unpack_window(torch.cat([empty, history, window_rows[places.begin : last]]))
+    return vectors.index_select(0, places.index).unflatten(0, places.hidden.shape), places.hidden
+
+
+def _window_places(batch: TokenBatch, window: int, length: int, first: int, last: int) -> Places:
     is_whole = first == 0 and last == batch.num_tokens
     low, high = (0, len(batch.row_slots)) if is_whole else (int(batch.rows[first]), int(batch.rows[last - 1]) + 1)
-    begin = max(0, first - before)
-    past = batch.row_starts[low:high].unsqueeze(1) + torch.arange(-before, 0, device=device)
-    history = ring[batch.row_slots[low:high].unsqueeze(1), past % ring.shape[1]].flatten(0, 1)
-    empty = torch.zeros(1, ring.shape[2], dtype=torch.uint8, device=device)
-    vectors = quant.unpack_window(torch.cat([empty, history, window_rows[begin:last]]))
-
-    rows, positions = batch.rows[first:last], batch.positions[first:last].unsqueeze(1)
-    count = min(window, batch.max_position + 1)
-    oldest = torch.maximum(positions - before, batch.window_starts[rows].unsqueeze(1))
-    seen = oldest + torch.arange(count, device=device)
+    begin = max(0, first - window + 1)
+    rows, positions = batch.rows[first:last].long(), batch.positions[first:last].long().unsqueeze(1)
+    oldest = torch.maximum(positions - (window - 1), batch.window_starts[rows].unsqueeze(1))
+    seen = oldest + torch.arange(min(window, batch.max_position + 1), device=rows.device)
     ahead = seen - batch.row_starts[rows].unsqueeze(1)  # negative: in the ring
-    in_history = (rows - low).unsqueeze(1) * before + (before + 1)
-    in_step = batch.row_offsets[rows].unsqueeze(1) + (len(history) - begin + 1)
-    place = ahead + torch.where(ahead < 0, in_history, in_step)
+    in_ring = (rows - low).unsqueeze(1) * length + seen % length + 1
+    in_step = ahead + batch.row_offsets[rows].unsqueeze(1) + ((high - low) * length - begin + 1)
     hidden = seen > positions
-    return vectors[place.masked_fill_(hidden, 0)], hidden
+    index = torch.where(ahead < 0, in_ring, in_step).masked_fill_(hidden, 0).flatten()
+    return Places(batch.row_slots[low:high].long(), begin, index, hidden)
 
 
 def _entry_keys(batch: TokenBatch, pages: Tensor, entries: Tensor, first: int, last: int) -> tuple[Tensor, Tensor]:
     """Compressed vectors of tokens first .. last - 1: [t, n, D] float32, and which are empty [t, n]."""
+    per_block = pages.shape[1]
+    key = ("entry places", id(entries), per_block, first, last)  # the value keeps `entries`, so its id stays its own
+    found = batch.once(key, lambda: (*_entry_places(batch, entries, per_block, first, last), entries))
+    blocks, places, is_valid = found[:3]
+    return quant.unpack_compressed(pages[blocks, places], is_valid), ~is_valid
+
+
+def _entry_places(
+    batch: TokenBatch, entries: Tensor, per_block: int, first: int, last: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Blocks, places in them and validity of the entries of tokens first .. last - 1, each [t, n]."""
     chosen = entries[first:last]
     is_valid = chosen >= 0
-    chosen = chosen.clamp_min(0)
-    blocks = batch.block_table[batch.rows[first:last].unsqueeze(1), chosen // pages.shape[1]]
-    return quant.unpack_compressed(pages[blocks, chosen % pages.shape[1]], is_valid), ~is_valid
+    chosen = chosen.clamp_min(0).long()
+    blocks = batch.block_table[batch.rows[first:last].unsqueeze(1), chosen // per_block].long()
+    return blocks, chosen % per_block, is_valid
 
 
 def _softmax(numerics: Numerics, q: Tensor, keys: Tensor, hidden: Tensor, sink: Tensor) -> Tensor:

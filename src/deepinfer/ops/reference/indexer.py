@@ -17,7 +17,7 @@ from deepinfer.ops.batch import TokenBatch
 from deepinfer.ops.reference import quant
 from deepinfer.ops.reference.linear import Linear, linear, prepare_linear
 from deepinfer.ops.reference.numerics import Numerics
-from deepinfer.ops.reference.rope import rope_frequencies, rotate, rotation
+from deepinfer.ops.reference.rope import batch_rotation, rope_frequencies, rotate
 from deepinfer.ops.reference.shapes import expect, require
 from deepinfer.ops.table import Selection
 from deepinfer.ops.weights import IndexerWeights
@@ -146,7 +146,7 @@ def _queries(
 ) -> tuple[Tensor, Tensor]:
     """Rotated and fp4-rounded index queries [T, heads, d], head weights [T, heads]."""
     q = linear(numerics, low_rank, indexer.wq_b).unflatten(-1, (indexer.num_heads, indexer.dim))
-    turn = rotation(batch.positions, indexer.frequencies)
+    turn = batch_rotation(batch, indexer.frequencies)
     q = numerics.act(rotate(q, turn))
     weights = linear(numerics, x, indexer.weights_proj) * (indexer.dim**-0.5 * indexer.num_heads**-0.5)
     return numerics.act(quant.unpack_index(quant.pack_index(q))), weights

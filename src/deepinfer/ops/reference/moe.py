@@ -58,15 +58,18 @@ class Experts:
     stored: ExpertWeights
     wide: tuple[Tensor, Tensor] | None
 
-    def matrices(self, numerics: Numerics, expert: int) -> tuple[Tensor, Tensor]:
-        """w1 above w3 [2 * inner, H] and w2 [H, inner] of one expert, in the accumulation dtype."""
+    def gate_up(self, numerics: Numerics, expert: int) -> Tensor:
+        """w1 above w3 of one expert, [2 * inner, H] in the accumulation dtype."""
         if self.wide is not None:
-            return self.wide[0][expert], self.wide[1][expert]
-        w1, w2, w3 = (
-            quant.dequantise(_one(stack, expert), numerics.accumulate)
-            for stack in (self.stored.w1, self.stored.w2, self.stored.w3)
-        )
-        return torch.cat([w1, w3]), w2
+            return self.wide[0][expert]
+        parts = (_one(stack, expert) for stack in (self.stored.w1, self.stored.w3))
+        return torch.cat([quant.dequantise(part, numerics.accumulate) for part in parts])
+
+    def down(self, numerics: Numerics, expert: int) -> Tensor:
+        """w2 of one expert, [H, inner] in the accumulation dtype."""
+        if self.wide is not None:
+            return self.wide[1][expert]
+        return quant.dequantise(_one(self.stored.w2, expert), numerics.accumulate)
 
 
 @dataclass(frozen=True)
@@ -127,6 +130,8 @@ def experts(numerics: Numerics, x: Tensor, chosen: Tensor, share: Tensor, expert
     inner = num_columns(experts.stored.w2)
     width = 2 * x.shape[1] + 3 * inner
     tile = max(1, TILE_BYTES // (max(1, chosen.shape[1]) * width * numerics.accumulate.itemsize))
+    if x.shape[0] <= tile:
+        return _routed(numerics, x, chosen, share, experts) if len(x) else torch.zeros_like(x)
     result = torch.empty_like(x, memory_format=torch.contiguous_format)
     for first in range(0, x.shape[0], tile):
         part = slice(first, first + tile)
@@ -150,23 +155,30 @@ def shared_expert(numerics: Numerics, x: Tensor, routed: Tensor, expert: SharedE
 
 
 def _routed(numerics: Numerics, x: Tensor, chosen: Tensor, share: Tensor, experts: Experts) -> Tensor:
-    """Pairs sorted by expert, one product per expert on its stretch of pairs, then back into token order."""
-    num_tokens, k = chosen.shape
+    """Pairs sorted by expert, one product per expert on its stretch of pairs, then back into token order.
+
+    No more than one packed expert is widened at a time.
+    """
+    (num_tokens, k), hidden_size = chosen.shape, x.shape[1]
     rounds_input = experts.stored.w1.is_quantized and numerics.gemm_inputs
-    x = quant.round_fp8(x) if rounds_input else x
-    flat = chosen.flatten().long()
-    order = flat.argsort(stable=True)
-    stretches = _stretches(flat, experts.stored.w1.value.shape[0])
-    matrices = [experts.matrices(numerics, expert) for expert, _, _ in stretches]
-    inputs = x[order // k].to(numerics.accumulate)
-    both = [F.linear(inputs[a:b], up) for (_, a, b), (up, _) in zip(stretches, matrices, strict=True)]
+    x = (quant.round_fp8(x) if rounds_input else x).to(numerics.accumulate)
+    if num_tokens == 1:  # nothing to sort
+        inputs, weights = x.expand(k, -1), share[0]
+        stretches = [(expert, pair, pair + 1) for pair, expert in enumerate(chosen[0].tolist())]
+    else:
+        order = chosen.flatten().argsort(stable=True)
+        inputs, weights = x[order // k], share.flatten()[order]
+        stretches = _stretches(chosen, experts.stored.w1.value.shape[0])
+    both = [F.linear(inputs[a:b], experts.gate_up(numerics, expert)) for expert, a, b in stretches]
     hidden = _swiglu(numerics.act(torch.cat(both)), experts.stored.limit)
-    hidden = numerics.act(hidden * share.flatten()[order].unsqueeze(-1))
+    hidden = numerics.act(hidden * weights.unsqueeze(-1))
     hidden = (quant.round_fp8(hidden) if rounds_input else hidden).to(numerics.accumulate)
-    outputs = [F.linear(hidden[a:b], down) for (_, a, b), (_, down) in zip(stretches, matrices, strict=True)]
-    pairs = x.new_empty(num_tokens * k, x.shape[1])
-    pairs[order] = numerics.act(torch.cat(outputs))
-    return _sum_by_expert(pairs.view(num_tokens, k, x.shape[1]), chosen)
+    outputs = [F.linear(hidden[a:b], experts.down(numerics, expert)) for expert, a, b in stretches]
+    pairs = numerics.act(torch.cat(outputs))
+    if num_tokens > 1:
+        pairs = torch.empty_like(pairs).index_copy_(0, order, pairs)
+    pairs = pairs.view(num_tokens, k, hidden_size)
+    return pairs.sum(1) if numerics.fuses else _sum_by_expert(pairs, chosen)
 
 
 def _sum_by_expert(pairs: Tensor, chosen: Tensor) -> Tensor:
@@ -179,9 +191,9 @@ def _sum_by_expert(pairs: Tensor, chosen: Tensor) -> Tensor:
     return result
 
 
-def _stretches(flat: Tensor, num_experts: int) -> list[tuple[int, int, int]]:
+def _stretches(chosen: Tensor, num_experts: int) -> list[tuple[int, int, int]]:
     """(expert, start, end) of each chosen expert's pairs once they are sorted by expert."""
-    counts, stretches, start = torch.bincount(flat, minlength=num_experts).tolist(), [], 0
+    counts, stretches, start = torch.bincount(chosen.flatten(), minlength=num_experts).tolist(), [], 0
     for expert, count in enumerate(counts):
         if count:
             stretches.append((expert, start, start + count))

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from typing import cast
 
 import torch
 from torch import Tensor
 
+from deepinfer.ops.batch import TokenBatch
 from deepinfer.ops.weights import RopeSpec
 
 
+@functools.cache
 def rope_frequencies(spec: RopeSpec, device: torch.device) -> Tensor:
-    """Radians per position of each pair: [dim / 2] float32."""
+    """Radians per position of each pair: [dim / 2] float32; one tensor for all layers that rotate alike."""
     steps = torch.arange(0, spec.dim, 2, dtype=torch.float32)
     frequency = 1.0 / (spec.theta ** (steps / spec.dim))
     if spec.factor is not None:
@@ -32,6 +36,13 @@ def rotation(positions: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
     """Cosine and sine of the angle of each pair: two of [positions, dim / 2] float32."""
     angles = torch.outer(positions.float(), frequencies)
     return angles.cos(), angles.sin()
+
+
+def batch_rotation(batch: TokenBatch, frequencies: Tensor) -> tuple[Tensor, Tensor]:
+    """`rotation` by the positions of a batch, worked out once for all its layers."""
+    key = ("rotation", id(frequencies))  # the value keeps `frequencies`, so its id stays its own
+    found = batch.once(key, lambda: (*rotation(batch.positions, frequencies), frequencies))
+    return cast(tuple[Tensor, Tensor], found[:2])
 
 
 def rotate(x: Tensor, turn: tuple[Tensor, Tensor], *, backwards: bool = False) -> Tensor:
