@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from deepinfer.engine.client import EngineClient
 from deepinfer.errors import EngineDeadError
-from deepinfer.frontend.chat_stream import ChatStream
 from deepinfer.frontend.outputs import ChatDelta, OutputDelta
 from deepinfer.frontend.request_ids import RequestIds
 from deepinfer.frontend.stream import RequestStream
 from deepinfer.messages import StepOutput
+
+if TYPE_CHECKING:
+    from deepinfer.frontend.chat_stream import ChatStream
 
 
 class Call:
@@ -74,7 +77,9 @@ class Call:
     def __enter__(self) -> Call:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         try:
             for request_id in list(self._running):
                 self._client.abort(request_id)

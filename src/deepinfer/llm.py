@@ -6,9 +6,10 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +22,6 @@ from deepinfer.config.variables import engine_config
 from deepinfer.engine.launch import launch
 from deepinfer.engine.stats import EngineStats
 from deepinfer.errors import QueueFullError, RequestError
-from deepinfer.frontend.chat import ChatEncoder, Effort, Message
-from deepinfer.frontend.chat_stream import ChatStream
 from deepinfer.frontend.defaults import default_params
 from deepinfer.frontend.outputs import ChatDelta, ChatOutput, OutputDelta, RequestOutput
 from deepinfer.frontend.prompt import Prompt, RequestBuilder
@@ -30,6 +29,10 @@ from deepinfer.frontend.request_ids import RequestIds
 from deepinfer.frontend.stream import RequestStream
 from deepinfer.frontend.tokenizer import NoTokenizer, Tokenizer
 from deepinfer.sampling.params import SamplingParams
+
+if TYPE_CHECKING:
+    from deepinfer.frontend.chat import ChatEncoder, Effort, Message
+    from deepinfer.frontend.chat_stream import ChatStream
 
 Params = SamplingParams | Sequence[SamplingParams] | None
 Start = Callable[[Any, SamplingParams, str], RequestStream]
@@ -60,7 +63,7 @@ class LLM:
         self._client = engine.client
         self.vocab_size, self.max_model_len = engine.vocab_size, engine.max_model_len
         self._builder = RequestBuilder(self.tokenizer, engine.vocab_size, engine.max_model_len)
-        self._chat_encoder = ChatEncoder(folder / "tokenizer.json")
+        self._folder = folder
         self._ids = RequestIds()
 
     # -- whole answers
@@ -187,14 +190,24 @@ class LLM:
     def __enter__(self) -> LLM:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     # -- inside
 
+    @cached_property
+    def _chat_encoder(self) -> ChatEncoder:
+        from deepinfer.frontend.chat import ChatEncoder  # raw prompts must not need the chat package
+
+        return ChatEncoder(self._folder / "tokenizer.json")
+
     def _chat_stream(
         self, conversation: Sequence[Message], params: SamplingParams, request_id: str, priority: int, **options: Any
     ) -> ChatStream:
+        from deepinfer.frontend.chat_stream import ChatStream  # as above
+
         prompt = self._chat_encoder.encode(conversation, **{"thinking": False, **options})
         request = self._builder.build(prompt.token_ids, params, request_id=request_id, priority=priority)
         return ChatStream(request, self.tokenizer, prompt.parser())
@@ -281,5 +294,10 @@ def _as_chat(output: RequestOutput) -> ChatOutput:
     if isinstance(output, ChatOutput):
         return output
     return ChatOutput(
-        request_id=output.request_id, prompt_token_ids=[], text="", token_ids=[], finish_reason="error", error=output.error
+        request_id=output.request_id,
+        prompt_token_ids=[],
+        text="",
+        token_ids=[],
+        finish_reason="error",
+        error=output.error,
     )

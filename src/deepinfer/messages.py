@@ -1,9 +1,9 @@
 """The messages between frontend, engine core and device side: flat numpy arrays, no torch.
 
-    GenerateRequest   frontend -> core      one request
-    StepPlan          scheduler -> runner   what one step computes
-    StepResult        runner -> scheduler   what it gave
-    StepOutput        core -> frontend      the same, by request; one message a step
+GenerateRequest   frontend -> core      one request
+StepPlan          scheduler -> runner   what one step computes
+StepResult        runner -> scheduler   what it gave
+StepOutput        core -> frontend      the same, by request; one message a step
 """
 
 from __future__ import annotations

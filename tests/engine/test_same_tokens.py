@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import goldens
 import numpy as np
 import pytest
 
+import goldens
 from deepinfer import LLM, SamplingParams
 
 NUM_TOKENS = 12

@@ -87,7 +87,9 @@ def test_logits_of_a_random_model_agree_with_the_oracle(
     make_checkpoint.make_checkpoint("random", tmp_path, seed)
     tokens = np.random.default_rng(seed).integers(3, 600, NUM_TOKENS).tolist()
     golden = Oracle(tmp_path, "float32").forward(tokens).logits.numpy()
-    with LLM(tmp_path, precision="float32", max_num_requests=4, max_chunk_tokens=Random(seed).choice([None, 1, 5, 32])) as llm:
+    with LLM(
+        tmp_path, precision="float32", max_num_requests=4, max_chunk_tokens=Random(seed).choice([None, 1, 5, 32])
+    ) as llm:
         difference = goldens.relative_difference(llm.score(tokens), golden)
     assert np.median(difference) <= MEDIAN_BOUND
     assert difference.max() <= WORST_BOUND

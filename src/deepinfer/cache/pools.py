@@ -32,10 +32,12 @@ class CachePools:
         assert group.place == "slot", name
         start = self.layout.slot_offsets[name]
         flat = self.slots[:, start : start + group.num_bytes].view(dtype)
-        return flat.unflatten(1, (group.num_entries, -1))
+        entries: Tensor = flat.unflatten(1, (group.num_entries, -1))
+        return entries
 
     def _view(self, group: CacheGroup) -> Tensor:
         is_block = group.place == "block"
         pool = self.blocks if is_block else self.slots
         start = (self.layout.block_offsets if is_block else self.layout.slot_offsets)[group.name]
-        return pool[:, start : start + group.num_bytes].unflatten(1, (group.num_entries, group.bytes_per_entry))
+        rows: Tensor = pool[:, start : start + group.num_bytes].unflatten(1, (group.num_entries, group.bytes_per_entry))
+        return rows

@@ -43,7 +43,9 @@ class ModelOptions:
     precision: Precision = option(
         "fast", "exact: all roundings of the released reference; float32: none but the caches'; fast: backend's choice"
     )
-    device: DeviceName = option("auto", "where the model runs; null computes nothing (engine tests)", variable="DEEPINFER_ACCELERATOR")
+    device: DeviceName = option(
+        "auto", "where the model runs; null computes nothing (engine tests)", variable="DEEPINFER_ACCELERATOR"
+    )
     decoder_replay: ReplayMode = option(
         "full", "full: every prompt token passes every layer; bounded: only the last ones pass the decoder half",
         variable="DEEPINFER_YOCO_PREFILL_TRUNCATION_MODE",
@@ -65,7 +67,9 @@ class ModelOptions:
         _one_of(self, "decoder_replay", ("full", "bounded"))
         _at_least(self, "replay_keep_tokens", 1)
         _at_least(self, "max_model_len", 2)
-        if self.layers is not None and (not self.layers or list(self.layers) != sorted(set(self.layers)) or self.layers[0] < 0):
+        if self.layers is not None and (
+            not self.layers or list(self.layers) != sorted(set(self.layers)) or self.layers[0] < 0
+        ):
             raise ConfigError(f"layers is {self.layers}; it must be ascending layer numbers from 0 on, as in 0,2,20")
         if not self.enforce_eager:
             raise ConfigError("enforce_eager is false, but captured graphs are not there yet; leave it true")
@@ -93,7 +97,9 @@ class SchedulerOptions:
 
     max_num_requests: int = option(64, "requests that run at the same time")
     max_step_tokens: int = option(2048, "tokens in one step, prompts and answers together")
-    max_chunk_tokens: int | None = option(None, "most prompt tokens of one request in one step; max_step_tokens when not given")
+    max_chunk_tokens: int | None = option(
+        None, "most prompt tokens of one request in one step; max_step_tokens when not given"
+    )
     max_queue: int = option(4096, "requests that may wait; more are refused")
     async_scheduling: bool = option(True, "plan the next step while the current one runs")
 

@@ -81,7 +81,9 @@ class EngineClient:
     def __enter__(self) -> EngineClient:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def _submit(self, request: GenerateRequest, subscription: Subscription) -> None:

@@ -277,9 +277,7 @@ PAIRS: Mapping[str, tuple[str, ...]] = {
     "prepare_ngrams": ("ngram_rows",),
     "prepare_engram": ("engram",),
 }
-OP_NAMES = tuple(
-    name for name, value in vars(Ops).items() if inspect.isfunction(value) and not name.startswith("_")
-)
+OP_NAMES = tuple(name for name, value in vars(Ops).items() if inspect.isfunction(value) and not name.startswith("_"))
 
 
 def build(layers: Mapping[str, Mapping[str, Callable[..., Any]]]) -> Ops:

@@ -43,9 +43,7 @@ class BatchBuilder:
             counts = np.bincount(rows[kept], minlength=plan.num_rows)
             kept_offsets = np.concatenate([[0], np.cumsum(counts)])
             starts = np.maximum(plan.starts, plan.decoder_starts)
-            decoder = self._token_batch(
-                plan, rows[kept], positions[kept], kept_offsets, starts, plan.decoder_starts
-            )
+            decoder = self._token_batch(plan, rows[kept], positions[kept], kept_offsets, starts, plan.decoder_starts)
             decoder_tokens = self._int64(kept)
         logit_tokens = np.cumsum(is_decoder)[logit_positions(plan, offsets)] - 1
         return ForwardBatch(tokens, None, encoder, decoder, decoder_tokens, self._int64(logit_tokens))
