@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import torch
@@ -47,7 +48,8 @@ class V41Weights:
 
     def ngrams(self) -> NgramSpec:
         """Hash constants of the engram layers. Raises CheckpointError, see `ngram_spec`."""
-        return ngram_spec(self._config, self._folder)
+        spec = ngram_spec(self._config, self._folder)
+        return dataclasses.replace(spec, token_map=spec.token_map.to(self._device))
 
     def attention_norm(self, layer: int) -> NormWeights:
         """Norm of the attention half's input."""
