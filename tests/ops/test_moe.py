@@ -54,7 +54,7 @@ def test_experts_that_stay_packed_give_the_same_bits(monkeypatch, precision):
     wide = ops.prepare_experts(weights)
     monkeypatch.setattr(moe, "WIDEN_LIMIT_BYTES", 0)
     packed = ops.prepare_experts(weights)
-    assert packed.wide is None
+    assert packed.wide_down is None
     assert packed.stored.w1.value is weights.w1.value
     x, chosen, share = random_routing(tokens=9, seed=0)
     assert torch.equal(ops.experts(x, chosen, share, packed), ops.experts(x, chosen, share, wide))

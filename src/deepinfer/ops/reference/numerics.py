@@ -52,8 +52,15 @@ class Numerics:
 
     def act(self, x: Tensor) -> Tensor:
         """An intermediate result as float32, rounded to bf16 where the mode says so."""
-        return x.to(torch.bfloat16).float() if self.activations else x.float()
+        if self.activations:
+            return x.to(torch.bfloat16).float()
+        return x if x.dtype is torch.float32 else x.float()
+
+    def wide(self, x: Tensor) -> Tensor:
+        """x in the accumulation dtype."""
+        return x if x.dtype is self.accumulate else x.to(self.accumulate)
 
     def matmul(self, x: Tensor, weight: Tensor) -> Tensor:
         """x [..., columns] @ weight.T, weight [rows, columns] in `accumulate`: float32 [..., rows]."""
-        return F.linear(x.to(self.accumulate), weight).float()
+        product = F.linear(self.wide(x), weight)
+        return product if product.dtype is torch.float32 else product.float()
