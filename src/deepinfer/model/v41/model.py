@@ -36,7 +36,7 @@ class BoundModel:
     """A model and the caches it reads and writes."""
 
     def __init__(self, model: V41Model, pools: CachePools):
-        self.model = model
+        self.model, self.pools = model, pools
         self.caches = [AttentionCaches(layer.plan, pools) for layer in model.layers]
         self.token_ring = pools.numbers("tokens", torch.int32).squeeze(-1)  # [slots, length]
 
