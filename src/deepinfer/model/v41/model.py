@@ -58,11 +58,13 @@ class BoundModel:
             streams = layer.remember(streams, ngram_rows, is_image)
             x, mix = ops.hyper_enter(streams, pre, layer.attention_hyper)
             layer.attention.store_global(x, batch, caches)
+            if layer.plan.index == model.config.boundary:
+                batch = inputs.decoder  # its windows may begin later, even where all tokens go on
             if layer.plan.index == model.config.boundary and inputs.decoder_tokens is not None:
                 kept = inputs.decoder_tokens
                 if not len(kept):
                     return streams.new_zeros(0, model.config.vocab_size, dtype=torch.float32)
-                batch, streams, x = inputs.decoder, streams[kept], x[kept]
+                streams, x = streams[kept], x[kept]
                 mix = Mix(mix.pre[kept], mix.post[kept], mix.comb[kept])
                 selection = _keep(selection, kept)
                 is_image = is_image[kept] if is_image is not None else None
@@ -72,6 +74,8 @@ class BoundModel:
             streams, mix = layer.feed_forward(streams, mix.pre, is_image)
             pre = mix.pre
         chosen = inputs.logit_tokens
+        if model.config.boundary == len(model.layers) and inputs.decoder_tokens is not None:
+            chosen = inputs.decoder_tokens[chosen]  # nothing lies above a boundary, so no token was left behind
         return ops.head(streams[chosen], pre[chosen], model.head)
 
     def _initial_streams(self, x: Tensor) -> tuple[Tensor, Tensor]:
