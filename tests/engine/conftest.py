@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import goldens
 import pytest
 
+import goldens
 from deepinfer import LLM
 
 

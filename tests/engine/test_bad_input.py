@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import goldens
 import numpy as np
 import pytest
 import torch
 
+import goldens
 from deepinfer import LLM, CheckpointError, ConfigError, ModelError, QueueFullError, RequestError, SamplingParams
 from deepinfer.messages import GenerateRequest
 
@@ -302,13 +302,16 @@ SPOILED: list[tuple[str, Spoil, type[Exception], str]] = [
      ModelError, "eos_token_id is .*640"),
     ("eos", lambda f: change(f / "generation_config.json", eos_token_id=640), ModelError,
      "eos_token_id is 640, but ids of this model are 0 to 639; correct generation_config.json"),
-    ("eos below 0", lambda f: change(f / "generation_config.json", eos_token_id=[1, -1]), ModelError, "eos_token_id is -1"),
-    ("generation is a list", lambda f: (f / "generation_config.json").write_text("[]"), ModelError, "generation_config"),
+    ("eos below 0", lambda f: change(f / "generation_config.json", eos_token_id=[1, -1]), ModelError,
+     "eos_token_id is -1"),
+    ("generation is a list", lambda f: (f / "generation_config.json").write_text("[]"), ModelError,
+     "generation_config"),
     ("hot", lambda f: change(f / "generation_config.json", temperature="hot"), ModelError,
      "generation_config.json: temperature is 'hot'"),
     ("NaN temperature", lambda f: change(f / "generation_config.json", temperature=float("nan")), ModelError,
      "generation_config.json: temperature is nan"),
-    ("top_k", lambda f: change(f / "generation_config.json", top_k=2**70), ModelError, "top_k is 1180591620717411303424"),
+    ("top_k", lambda f: change(f / "generation_config.json", top_k=2**70), ModelError,
+     "top_k is 1180591620717411303424"),
     ("no tokenizer", lambda f: (f / "tokenizer.json").unlink(), ModelError, "tokenizer.json is missing"),
     ("tokenizer cut", lambda f: truncate(f / "tokenizer.json"), ModelError, "tokenizer.json cannot be read"),
     ("tokenizer decoder", lambda f: change(f / "tokenizer.json", decoder=["x"]), ModelError, "it must be ByteLevel"),
