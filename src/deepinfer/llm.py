@@ -43,6 +43,8 @@ QUEUE_POLL_SECONDS = 0.005
 class LLM:
     """A model, loaded and running; close it, or use it as a context manager.
 
+    What is not closed ends when nobody holds the object any more, or at the interpreter's exit.
+
     model: checkpoint folder or hub id; None = the small model that ships with the package.
     options: every field of `EngineConfig` by its name, as in `LLM(precision="float32",
         max_num_requests=8)`. What is not given comes from DEEPINFER_ variables, then defaults.
