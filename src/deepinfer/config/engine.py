@@ -42,7 +42,9 @@ class ModelOptions:
     )
     max_model_len: int | None = option(None, "longest prompt + answer in tokens; the model's own limit when not given")
     precision: Precision = option(
-        "fast", "exact: all roundings of the released reference; float32: none but the caches'; fast: backend's choice"
+        "fast",
+        "exact: all roundings of the released reference; float32: none but the caches'; fast: those of the caches and "
+        "of fp8 inputs, and the backend's choice of order",
     )
     device: DeviceName = option(
         "auto", "where the model runs; null computes nothing (engine tests)", variable="DEEPINFER_ACCELERATOR"
