@@ -7,6 +7,7 @@ record of each skill.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from typing import Any
 
 import pytest
 
@@ -21,8 +22,11 @@ CARD_LOSS, LOSS_BOUND = 0.0244, 0.03  # nats a token over all records; these few
 
 def choose(llm: LLM, skills: Collection[str] | None = None) -> list[Record]:
     lines, _ = select_lines(NANO_EVAL.read_text(encoding="utf-8"), None, None)
-    lines = [line for line in lines if line["id"] == LONG.get(line["skill"], line["skill"] + "-0")]
-    return [make_record(line, llm) for line in lines if skills is None or line["skill"] in skills]
+    first: dict[str, dict[str, Any]] = {}
+    for line in lines:
+        if (skills is None or line["skill"] in skills) and line["id"] == LONG.get(line["skill"], line["id"]):
+            first.setdefault(line["skill"], line)
+    return [make_record(line, llm) for line in first.values()]
 
 
 @pytest.fixture(scope="module")
