@@ -88,32 +88,27 @@ void store_nibbles(const int32_t* codes, int count, uint8_t* bytes) {
 
 void store_codes(int32_t* to, VecInt codes) { std::memcpy(to, &codes, sizeof codes); }
 
-// 32 bytes of two e2m1 codes each are 64 numbers; `scales` holds half the scale of each 16 or 32 of them.
-template <int PER_SCALE>
-void unpack_nibbles(const uint8_t* bytes, int64_t dim, const float* half_scales, float* x) {
-    for (int64_t i = 0; i < dim; i += 32) {
+// 16 bytes of two e2m1 codes each: 32 numbers, each half of them with its own scale.
+void unpack_nibbles(const uint8_t* bytes, float low_scale, float high_scale, float* x) {
+    const float halves[2] = {low_scale * 0.5f, high_scale * 0.5f};
 #if defined(__AVX2__)
-        const __m128i twice = _mm_setr_epi8(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12);
-        const __m128i low_half = _mm_set1_epi8(15);
-        const __m128i codes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes + i / 2));
-        const __m128i even = _mm_shuffle_epi8(twice, _mm_and_si128(codes, low_half));
-        const __m128i odd = _mm_shuffle_epi8(twice, _mm_and_si128(_mm_srli_epi16(codes, 4), low_half));
-        const __m128i numbers[2] = {_mm_unpacklo_epi8(even, odd), _mm_unpackhi_epi8(even, odd)};
-        for (int part = 0; part < 2; ++part) {
-            const __m256 scale = _mm256_set1_ps(half_scales[(i + 16 * part) / PER_SCALE]);
-            const __m256i low = _mm256_cvtepi8_epi32(numbers[part]);
-            const __m256i high = _mm256_cvtepi8_epi32(_mm_srli_si128(numbers[part], 8));
-            _mm256_storeu_ps(x + i + 16 * part, _mm256_mul_ps(_mm256_cvtepi32_ps(low), scale));
-            _mm256_storeu_ps(x + i + 16 * part + 8, _mm256_mul_ps(_mm256_cvtepi32_ps(high), scale));
-        }
-#else
-        static constexpr float twice[16] = {0, 1, 2, 3, 4, 6, 8, 12, -0.0f, -1, -2, -3, -4, -6, -8, -12};
-        for (int64_t j = i; j < i + 32; j += 2) {
-            x[j] = twice[bytes[j / 2] & 15] * half_scales[j / PER_SCALE];
-            x[j + 1] = twice[bytes[j / 2] >> 4] * half_scales[j / PER_SCALE];
-        }
-#endif
+    const __m128i twice = _mm_setr_epi8(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12);
+    const __m128i low_half = _mm_set1_epi8(15);
+    const __m128i codes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes));
+    const __m128i even = _mm_shuffle_epi8(twice, _mm_and_si128(codes, low_half));
+    const __m128i odd = _mm_shuffle_epi8(twice, _mm_and_si128(_mm_srli_epi16(codes, 4), low_half));
+    const __m128i numbers[2] = {_mm_unpacklo_epi8(even, odd), _mm_unpackhi_epi8(even, odd)};
+    for (int part = 0; part < 2; ++part) {
+        const __m256 scale = _mm256_set1_ps(halves[part]);
+        const __m256 low = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(numbers[part]));
+        const __m256 high = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(numbers[part], 8)));
+        _mm256_storeu_ps(x + 16 * part, _mm256_mul_ps(low, scale));
+        _mm256_storeu_ps(x + 16 * part + 8, _mm256_mul_ps(high, scale));
     }
+#else
+    static constexpr float twice[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+    for (int i = 0; i < 32; ++i) x[i] = twice[bytes[i / 2] >> i % 2 * 4 & 15] * halves[i / 16];
+#endif
 }
 
 }  // namespace
@@ -181,19 +176,15 @@ void unpack_window(const uint8_t* row, int64_t dim, float* x) {
 }
 
 void unpack_compressed(const uint8_t* row, int64_t dim, float* x) {
-    const uint8_t *bytes = row, *scales = row + dim / 2;
-    for (; dim > 0; dim -= 32, bytes += 16, scales += 2, x += 32) {
-        const float halves[2] = {tables.e4m3[scales[0]] * 0.5f, tables.e4m3[scales[1]] * 0.5f};
-        unpack_nibbles<LATENT_BLOCK>(bytes, 32, halves, x);
-    }
+    const uint8_t* scales = row + dim / 2;
+    for (int64_t i = 0; i < dim; i += 32, scales += 2)
+        unpack_nibbles(row + i / 2, tables.e4m3[scales[0]], tables.e4m3[scales[1]], x + i);
 }
 
 void unpack_index(const uint8_t* row, int64_t dim, float* x) {
-    const uint8_t *bytes = row, *scales = row + dim / 2;
-    for (; dim > 0; dim -= 32, bytes += 16, ++scales, x += 32) {
-        const float half = tables.power[*scales] * 0.5f;
-        unpack_nibbles<SCALE_BLOCK>(bytes, 32, &half, x);
-    }
+    const uint8_t* scales = row + dim / 2;
+    for (int64_t i = 0; i < dim; i += 32, ++scales)
+        unpack_nibbles(row + i / 2, tables.power[*scales], tables.power[*scales], x + i);
 }
 
 }  // namespace deepinfer
