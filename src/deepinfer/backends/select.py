@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 
 from deepinfer import log
+from deepinfer.backends.cpu.library import is_available
+from deepinfer.backends.cpu.ops import cpu_ops
 from deepinfer.config.engine import ModelOptions
 from deepinfer.errors import ConfigError
 from deepinfer.ops import table
@@ -25,7 +27,13 @@ def choose_device(options: ModelOptions) -> torch.device:
 
 
 def load_ops(options: ModelOptions) -> table.Ops:
-    """The op table of this configuration."""
-    ops = table.build({"reference": reference_ops(options.precision)})
+    """The op table of this configuration.
+
+    On a CPU the native ops stand in for the reference's where the precision lets the backend choose.
+    """
+    sets = {"reference": reference_ops(options.precision)}
+    if options.precision == "fast" and choose_device(options).type == "cpu" and is_available():
+        sets["cpu"] = cpu_ops()
+    ops = table.build(sets)
     logger.info("ops: %s (precision %s)", ", ".join(sorted(set(ops.origin.values()))), options.precision)
     return ops

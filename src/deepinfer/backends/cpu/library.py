@@ -1,4 +1,4 @@
-"""The native library: one object whose attributes are its functions.
+"""The native library and the types of its functions.
 
 Calls release the GIL. Tensors go in as `data_ptr()`, prepared weights as the address of a C struct.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable
 from typing import Any
 
 from deepinfer import log
@@ -15,32 +14,38 @@ from deepinfer.backends.cpu.build import BuildError, library_file
 
 POINTER, LONG, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
-# Arguments of every function; all of them return nothing.
+# Result, then arguments. A LONG result is 0, or not when an index points outside of what it should.
 SIGNATURES: dict[str, tuple[Any, ...]] = {
-    "set_num_threads": (LONG,),
-    "multiply": (POINTER, LONG, LONG, POINTER, POINTER),
+    "set_num_threads": (None, LONG),
+    "multiply": (None, POINTER, LONG, LONG, POINTER, POINTER),
+    "embed": (LONG, POINTER, LONG, POINTER, LONG, LONG, POINTER),
+    "head": (None, POINTER, POINTER, POINTER, LONG, LONG, POINTER),
+    "hyper_enter": (None, POINTER, POINTER, POINTER, LONG, POINTER, POINTER, POINTER, POINTER),
+    "hyper_leave": (None, POINTER, POINTER, POINTER, POINTER, LONG, LONG, LONG, POINTER),
+    "attention_inputs": (None, POINTER, POINTER, LONG, POINTER, LONG, POINTER, POINTER, POINTER),
+    "project_out": (None, POINTER, POINTER, LONG, POINTER),
+    "route": (None, POINTER, POINTER, LONG, POINTER, LONG, POINTER, POINTER),
+    "experts": (LONG, POINTER, POINTER, LONG, POINTER, POINTER, LONG, LONG, POINTER),
+    "shared_expert": (None, POINTER, POINTER, LONG, POINTER, LONG, POINTER),
+    "engram": (LONG, POINTER, POINTER, POINTER, LONG, POINTER, LONG, POINTER),
 }
 
 
 @functools.cache
-def load() -> ctypes.CDLL | None:
-    """The library, compiled if need be; None, after one warning, where that is not possible."""
-    try:
-        library = ctypes.CDLL(str(library_file()))
-    except (BuildError, OSError) as error:
-        log.warn_once(
-            __name__, f"the native CPU ops are not available: {error}. Models run on torch, several times slower"
-        )
-        return None
-    for name, arguments in SIGNATURES.items():
+def native() -> ctypes.CDLL:
+    """The library, compiled if need be. Raises BuildError or OSError where that is not possible."""
+    library = ctypes.CDLL(str(library_file()))
+    for name, (result, *arguments) in SIGNATURES.items():
         function = getattr(library, name)
-        function.argtypes, function.restype = arguments, None
+        function.argtypes, function.restype = arguments, result
     return library
 
 
-def function(name: str) -> Callable[..., None]:
-    """One function of the loaded library."""
-    library = load()
-    assert library is not None, "native ops are offered only where the library is there"
-    found: Callable[..., None] = getattr(library, name)
-    return found
+def is_available() -> bool:
+    """Whether the library is there; says once why not and what that costs."""
+    try:
+        native()
+    except (BuildError, OSError) as error:
+        log.warn_once(__name__, f"no native CPU ops: {error}. Models run on torch's ops, several times slower")
+        return False
+    return True

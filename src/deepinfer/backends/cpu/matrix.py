@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from deepinfer.backends.cpu import library
-from deepinfer.ops.reference.shapes import expect, require
+from deepinfer.backends.cpu.library import native
+from deepinfer.backends.cpu.tensors import rows_of
+from deepinfer.ops.reference.shapes import require
 from deepinfer.ops.weights import Weight
 
 PANEL, BLOCK, TILE = 16, 32, 32
@@ -36,18 +37,15 @@ class Matrix:
 
     values: packed panels with the matrix as first dimension. exponents: bytes per matrix, panel, block of 32
     columns and row, or None. structs: an array of MatrixStruct, one per matrix, which points into both.
+    address: of the first struct; native functions take it as `const Matrix*`.
     """
 
     values: Tensor
     exponents: Tensor | None
     structs: ctypes.Array[MatrixStruct]
+    address: int
     rows: int
     columns: int
-
-    @property
-    def address(self) -> int:
-        """Of the first struct; native functions take it as `const Matrix*`."""
-        return ctypes.addressof(self.structs)
 
 
 def prepare_matrix(*weights: Weight) -> Matrix:
@@ -72,34 +70,39 @@ def prepare_matrix(*weights: Weight) -> Matrix:
         struct.values = packed[number].data_ptr()
         struct.exponents = exponents[number].data_ptr() if exponents is not None else None
         struct.rows, struct.columns, struct.format = rows, columns, number_format
-    return Matrix(packed, exponents, array, rows, columns)
+    return Matrix(packed, exponents, array, ctypes.addressof(array), rows, columns)
+
+
+def prepare_groups(weight: Weight, num_groups: int) -> Matrix:
+    """A stack of `num_groups` matrices out of one whose rows they share in order."""
+    rows = weight.value.shape[0]
+    require(rows % num_groups == 0, f"a matrix of {rows} rows has no {num_groups} equal groups")
+    value, scale = weight.value.unflatten(0, (num_groups, -1)), None
+    if weight.scale is not None:
+        scale = _row_scales(weight.scale.view(torch.uint8), rows).unflatten(0, (num_groups, -1))
+    return prepare_matrix(Weight(value, scale))
 
 
 def multiply(x: Tensor, matrix: Matrix) -> Tensor:
     """x [T, columns] float32 @ matrix.T -> [T, rows] float32."""
-    expect("x", x, (None, matrix.columns), torch.float32)
-    x = rows_of(x)
-    out = torch.empty(x.shape[0], matrix.rows)
-    library.function("multiply")(x.data_ptr(), x.shape[0], x.stride(0), matrix.address, out.data_ptr())
+    x = rows_of("x", x, matrix.columns)
+    out = torch.empty(len(x), matrix.rows)
+    native().multiply(x.data_ptr(), len(x), x.stride(0), matrix.address, out.data_ptr())
     return out
 
 
-def rows_of(x: Tensor) -> Tensor:
-    """x [T, n], copied unless the numbers of each row lie side by side."""
-    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
-
-
 def _format(weight: Weight) -> int:
+    value = weight.value
     if weight.scale is not None:
-        return E2M1 if weight.value.dtype in (torch.int8, torch.uint8) else E4M3
-    return BFLOAT16 if weight.value.dtype is torch.bfloat16 else FLOAT32
+        return E2M1 if value.dtype in (torch.int8, torch.uint8) else E4M3
+    is_exact = value.dtype is torch.bfloat16 or torch.equal(value.bfloat16().to(value.dtype), value)
+    return BFLOAT16 if is_exact else FLOAT32
 
 
 def _values(weight: Weight, number_format: int) -> Tensor:
     value = weight.value.view(torch.uint8) if weight.is_quantized else weight.value
-    value = value.float() if number_format == FLOAT32 else value
-    if number_format == E2M1:  # both columns of a byte stay together
-        value = value.view(torch.uint8)
+    plain = {FLOAT32: torch.float32, BFLOAT16: torch.bfloat16}
+    value = value.to(plain[number_format]) if number_format in plain else value
     return value if value.ndim == 3 else value.unsqueeze(0)
 
 
@@ -109,13 +112,17 @@ def _exponents(weight: Weight, number_format: int, columns: int) -> Tensor:
     scale = weight.scale.view(torch.uint8)
     scale = scale if scale.ndim == 3 else scale.unsqueeze(0)
     rows = weight.value.shape[-2]
-    if scale.shape[-2] != rows:
-        scale = scale.repeat_interleave(TILE, dim=-2)[:, :rows]
+    scale = _row_scales(scale, rows)
     expected = (rows, -(-columns // BLOCK))
     require(
         tuple(scale.shape[-2:]) == expected, f"scales {list(weight.scale.shape)} do not fit {expected[0]} x {columns}"
     )
     return (scale.short() + EXPONENT_SHIFT[number_format]).clamp_(0, 255).to(torch.uint8)
+
+
+def _row_scales(scale: Tensor, rows: int) -> Tensor:
+    """Scales [..., rows, blocks] out of ones per row or per tile of 32 rows."""
+    return scale if scale.shape[-2] == rows else scale.repeat_interleave(TILE, dim=-2)[..., :rows, :]
 
 
 def _panels(values: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "decode.h"
+#include "export.h"
 #include "threads.h"
 #include "vector.h"
 
@@ -181,7 +182,7 @@ void gemm(const float* x, int64_t num_rows, int64_t stride, const Matrix& matrix
 
 }  // namespace deepinfer
 
-extern "C" __attribute__((visibility("default"))) void multiply(const float* x, int64_t num_rows, int64_t stride,
+EXPORT void multiply(const float* x, int64_t num_rows, int64_t stride,
                                                                 const deepinfer::Matrix* matrix, float* out) {
     deepinfer::gemm(x, num_rows, stride, *matrix, out, matrix->rows);
 }

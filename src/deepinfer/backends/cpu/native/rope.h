@@ -26,9 +26,9 @@ inline void set_turn(Turn& turn, int32_t position, const float* frequencies, int
         const double shifted = x * 0.63661977236758134308 + magic;
         const double quarter = shifted - magic;
         const double r = (x - quarter * 1.57079632679489655800) - quarter * 6.12323399573676603587e-17;
-        const double r2 = r * r;
-        const double s = r + r * r2 * (-1.6666666666666602e-1 + r2 * (8.3333333332648597e-3 + r2 * (-1.9841269823935698e-4 + r2 * (2.7557249735166130e-6 - r2 * 2.4763320490490980e-8))));
-        const double c = 1.0 + r2 * (-0.5 + r2 * (4.1666666666618084e-2 + r2 * (-1.3888888883888630e-3 + r2 * (2.4801583884577380e-5 - r2 * 2.7546948208455470e-7))));
+        const double r2 = r * r;  // Taylor series, good to 2e-9 up to pi / 4
+        const double s = r + r * r2 * (-1.0 / 6 + r2 * (1.0 / 120 + r2 * (-1.0 / 5040 + r2 * (1.0 / 362880))));
+        const double c = 1.0 + r2 * (-1.0 / 2 + r2 * (1.0 / 24 + r2 * (-1.0 / 720 + r2 * (1.0 / 40320 - r2 / 3628800))));
         const int64_t n = static_cast<int64_t>(static_cast<int32_t>(quarter));
         const double cosine = n & 1 ? s : c, sine = n & 1 ? c : s;
         turn.cos[i] = static_cast<float>((n + 1) & 2 ? -cosine : cosine);

@@ -6,6 +6,8 @@
 #include <thread>
 #include <vector>
 
+#include "export.h"
+
 namespace deepinfer {
 namespace {
 
@@ -89,6 +91,6 @@ void parallel(int64_t count, int64_t grain, const std::function<void(int64_t, in
 
 }  // namespace deepinfer
 
-extern "C" __attribute__((visibility("default"))) void set_num_threads(int64_t num_threads) {
+EXPORT void set_num_threads(int64_t num_threads) {
     deepinfer::pool().resize(static_cast<int>(num_threads));
 }

@@ -35,6 +35,7 @@ inline VecInt splat_int(int32_t value) { return value - VecInt{}; }
 inline Vec select(VecInt mask, Vec yes, Vec no) { return bits((mask & bits(yes)) | (~mask & bits(no))); }
 inline Vec maximum(Vec a, Vec b) { return select(a > b, a, b); }
 inline Vec minimum(Vec a, Vec b) { return select(a < b, a, b); }
+inline Vec at_most(Vec a, Vec limit) { return select(a > limit, limit, a); }  // NaN stays NaN
 inline Vec absolute(Vec a) { return bits(bits(a) & splat_int(0x7fffffff)); }
 
 // Sum of the lanes, halves first.
@@ -78,22 +79,36 @@ inline Vec exponential(Vec x) {
 inline float exponential(float x) { return exponential(splat(x))[0]; }
 inline Vec sigmoid(Vec x) { return 1.0f / (1.0f + exponential(-x)); }
 
-// sum of a[i] * b[i]: LANES sums side by side, then `sum`, then the tail in order.
+// The next LANES numbers, zeros past the last of `left`.
+inline Vec load(const float* from, int64_t left) {
+    if (left >= LANES) return load(from);
+    float lanes[LANES] = {};
+    std::memcpy(lanes, from, left * sizeof(float));
+    return load(lanes);
+}
+
+inline void store(float* to, Vec value, int64_t left) {
+    if (left >= LANES) return store(to, value);
+    float lanes[LANES];
+    store(lanes, value);
+    std::memcpy(to, lanes, left * sizeof(float));
+}
+
+// sum of a[i] * b[i]: 4 x LANES sums side by side, then pairwise.
 inline float dot(const float* a, const float* b, int64_t count) {
-    Vec total{};
+    Vec total[4] = {};
     int64_t i = 0;
-    for (; i + LANES <= count; i += LANES) total += load(a + i) * load(b + i);
-    float result = sum(total);
-    for (; i < count; ++i) result += a[i] * b[i];
-    return result;
+    for (; i + 4 * LANES <= count; i += 4 * LANES)
+        for (int j = 0; j < 4; ++j) total[j] += load(a + i + j * LANES) * load(b + i + j * LANES);
+    for (; i < count; i += LANES) total[0] += load(a + i, count - i) * load(b + i, count - i);
+    return sum((total[0] + total[1]) + (total[2] + total[3]));
 }
 
 // out[i] = x[i] / sqrt(mean(x ** 2) + eps) * weight[i]
 inline void rms_norm(const float* x, const float* weight, float eps, int64_t count, float* out) {
     const float scale = 1.0f / std::sqrt(dot(x, x, count) / static_cast<float>(count) + eps);
-    int64_t i = 0;
-    for (; i + LANES <= count; i += LANES) store(out + i, load(x + i) * scale * load(weight + i));
-    for (; i < count; ++i) out[i] = x[i] * scale * weight[i];
+    for (int64_t i = 0; i < count; i += LANES)
+        store(out + i, load(x + i, count - i) * scale * load(weight + i, count - i), count - i);
 }
 
 }  // namespace deepinfer
