@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from deepinfer.backends.cpu import embedding, engram, hyper, moe
+from deepinfer.backends.cpu import (
+    attention,
+    compressor,
+    embedding,
+    engram,
+    engram_rows,
+    hyper,
+    indexer,
+    moe,
+    projections,
+    tokens,
+)
 
 FUNCTIONS: tuple[Callable[..., Any], ...] = (
     embedding.prepare_embedding,
@@ -15,14 +26,26 @@ FUNCTIONS: tuple[Callable[..., Any], ...] = (
     hyper.prepare_hyper,
     hyper.hyper_enter,
     hyper.hyper_leave,
+    projections.prepare_attention,
+    projections.attention_inputs,
+    attention.attend,
+    attention.store_window,
+    projections.project_out,
+    compressor.prepare_compressor,
+    compressor.compress,
+    indexer.prepare_indexer,
+    indexer.select,
     moe.prepare_router,
     moe.route,
     moe.prepare_experts,
     moe.experts,
     moe.prepare_shared_expert,
     moe.shared_expert,
+    engram_rows.prepare_ngrams,
+    engram_rows.ngram_rows,
     engram.prepare_engram,
     engram.engram,
+    tokens.store_tokens,
 )
 
 
