@@ -36,7 +36,7 @@ class NgramsStruct(ctypes.Structure):
 
 @dataclass(frozen=True)
 class CpuNgrams:
-    """Hash constants int64: token_map [vocab], multipliers [layers, span], primes, first_rows [layers, span - 1, heads]."""
+    """Hash constants int64: multipliers [layers, span]; primes, first_rows [layers, span - 1, heads]."""
 
     token_map: Tensor
     multipliers: Tensor
@@ -76,5 +76,5 @@ def ngram_rows(tokens: Tensor, batch: TokenBatch, ring: Tensor, ngrams: CpuNgram
     out = torch.empty(layers, batch.num_tokens, need * heads, dtype=torch.int64)
     address, _kept = read_cache("token ring", ring, 1, torch.int32)
     if native().ngram_rows(ngrams.address, tokens.data_ptr(), batch_address(batch), address, out.data_ptr()):
-        raise ShapeError(f"a token of this step or before it is not one of the vocabulary's {len(ngrams.token_map)} ids")
+        raise ShapeError(f"a token of this step or just before it is not one of {len(ngrams.token_map)} known ids")
     return out

@@ -24,12 +24,12 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "hyper_leave": (None, POINTER, POINTER, POINTER, POINTER, LONG, LONG, LONG, POINTER),
     "attention_inputs": (None, POINTER, POINTER, LONG, POINTER, LONG, POINTER, POINTER, POINTER),
     "project_out": (None, POINTER, POINTER, LONG, POINTER),
+    "pack_rows": (None, POINTER, LONG, LONG, LONG, POINTER),
+    "unpack_rows": (None, POINTER, LONG, LONG, LONG, POINTER),
     "attend": (None, *(POINTER,) * 6, LONG, POINTER, POINTER, LONG, LONG, LONG, LONG, POINTER),
     "store_ring": (None, POINTER, POINTER, POINTER),
     "compress": (None, POINTER, POINTER, LONG, POINTER, POINTER, POINTER, POINTER),
-    "select_entries": (
-        None, POINTER, POINTER, LONG, POINTER, POINTER, POINTER, POINTER, LONG, LONG, POINTER, LONG, POINTER, LONG,
-    ),  # fmt: skip
+    "select_entries": (None, POINTER, POINTER, LONG, *(POINTER,) * 4, LONG, LONG, POINTER, LONG, POINTER, LONG),
     "ngram_rows": (LONG, POINTER, POINTER, POINTER, POINTER, POINTER),
     "route": (None, POINTER, POINTER, LONG, POINTER, LONG, POINTER, POINTER),
     "experts": (LONG, POINTER, POINTER, LONG, POINTER, POINTER, LONG, LONG, POINTER),

@@ -1,5 +1,6 @@
 #include "cache_formats.h"
 
+#include "export.h"
 #include "vector.h"
 
 namespace deepinfer {
@@ -188,3 +189,28 @@ void unpack_index(const uint8_t* row, int64_t dim, float* x) {
 }
 
 }  // namespace deepinfer
+
+namespace {
+
+struct Format {
+    int64_t (*bytes)(int64_t dim);
+    void (*pack)(const float* x, int64_t dim, uint8_t* row);
+    void (*unpack)(const uint8_t* row, int64_t dim, float* x);
+};
+
+const Format formats[] = {
+    {deepinfer::window_bytes, deepinfer::pack_window, deepinfer::unpack_window},
+    {deepinfer::compressed_bytes, deepinfer::pack_compressed, deepinfer::unpack_compressed},
+    {deepinfer::index_bytes, deepinfer::pack_index, deepinfer::unpack_index},
+};
+
+}  // namespace
+
+// x [count, dim] <-> rows [count, bytes] of format 0 (window), 1 (compressed) or 2 (index).
+EXPORT void pack_rows(const float* x, int64_t count, int64_t dim, int64_t format, uint8_t* rows) {
+    for (int64_t i = 0; i < count; ++i) formats[format].pack(x + i * dim, dim, rows + i * formats[format].bytes(dim));
+}
+
+EXPORT void unpack_rows(const uint8_t* rows, int64_t count, int64_t dim, int64_t format, float* x) {
+    for (int64_t i = 0; i < count; ++i) formats[format].unpack(rows + i * formats[format].bytes(dim), dim, x + i * dim);
+}
