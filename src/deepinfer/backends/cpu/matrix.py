@@ -16,7 +16,8 @@ from deepinfer.ops.weights import Weight
 
 PANEL, BLOCK, TILE = 16, 32, 32
 FLOAT32, BFLOAT16, E4M3, E2M1 = range(4)
-EXPONENT_SHIFT = {E4M3: 8, E2M1: -1}  # the decoders give 1/256 of an e4m3 number and twice an e2m1 number
+GROUPS = {FLOAT32: 1, BFLOAT16: 2, E4M3: 4, E2M1: 4}  # columns that lie together
+E2M1_ROWS = [0, 1, 2, 3, 8, 9, 10, 11, 4, 5, 6, 7, 12, 13, 14, 15]
 
 
 class MatrixStruct(ctypes.Structure):
@@ -53,18 +54,13 @@ def prepare_matrix(*weights: Weight) -> Matrix:
     formats = {_format(weight) for weight in weights}
     require(len(formats) == 1, "matrices that share their input must all be stored in the same format")
     number_format = formats.pop()
-    values = torch.cat(
-        [_values(weight, number_format) for weight in weights], dim=-2
-    )  # [stack, rows, bytes or numbers]
-    stack, rows, width = values.shape
-    columns = width * 2 if number_format == E2M1 else width
+    values = torch.cat([_stacked(_codes(weight, number_format)) for weight in weights], dim=1)  # [stack, rows, columns]
+    stack, rows, columns = values.shape
+    packed = _packed(_panels(F.pad(values, (0, -columns % BLOCK))), number_format)
     exponents = None
-    if number_format in EXPONENT_SHIFT:
-        exponents = torch.cat([_exponents(weight, number_format, columns) for weight in weights], dim=-2)
-        exponents = _panels(exponents)
-        step = 2 if number_format == E2M1 else 1
-        values = F.pad(values, (0, (-columns % BLOCK) // step))
-    packed = _panels(values)
+    if number_format in (E4M3, E2M1):
+        scales = torch.cat([_stacked(_exponents(weight, columns)) for weight in weights], dim=1)
+        exponents = _panels(scales).transpose(2, 3).contiguous()
     array = (MatrixStruct * stack)()
     for number, struct in enumerate(array):
         struct.values = packed[number].data_ptr()
@@ -99,25 +95,23 @@ def _format(weight: Weight) -> int:
     return BFLOAT16 if is_exact else FLOAT32
 
 
-def _values(weight: Weight, number_format: int) -> Tensor:
-    value = weight.value.view(torch.uint8) if weight.is_quantized else weight.value
-    plain = {FLOAT32: torch.float32, BFLOAT16: torch.bfloat16}
-    value = value.to(plain[number_format]) if number_format in plain else value
-    return value if value.ndim == 3 else value.unsqueeze(0)
+def _codes(weight: Weight, number_format: int) -> Tensor:
+    """[(stack,) rows, columns]: numbers, or one byte per code."""
+    if number_format == E4M3:
+        return weight.value.view(torch.uint8)
+    if number_format == E2M1:
+        pairs = weight.value.view(torch.uint8)
+        return torch.stack([pairs & 15, pairs >> 4], dim=-1).flatten(-2)
+    return weight.value.to(torch.bfloat16 if number_format == BFLOAT16 else torch.float32)
 
 
-def _exponents(weight: Weight, number_format: int, columns: int) -> Tensor:
-    """[stack, rows, blocks] uint8 in the units of the decoder: 0 stands for 0, too large ones for infinity."""
+def _exponents(weight: Weight, columns: int) -> Tensor:
+    """[(stack,) rows, blocks] uint8."""
     assert weight.scale is not None
-    scale = weight.scale.view(torch.uint8)
-    scale = scale if scale.ndim == 3 else scale.unsqueeze(0)
-    rows = weight.value.shape[-2]
-    scale = _row_scales(scale, rows)
-    expected = (rows, -(-columns // BLOCK))
-    require(
-        tuple(scale.shape[-2:]) == expected, f"scales {list(weight.scale.shape)} do not fit {expected[0]} x {columns}"
-    )
-    return (scale.short() + EXPONENT_SHIFT[number_format]).clamp_(0, 255).to(torch.uint8)
+    rows, blocks = weight.value.shape[-2], -(-columns // BLOCK)
+    scale = _row_scales(weight.scale.view(torch.uint8), rows)
+    require(scale.shape[-2:] == (rows, blocks), f"scales {list(weight.scale.shape)} do not fit {rows} x {columns}")
+    return scale
 
 
 def _row_scales(scale: Tensor, rows: int) -> Tensor:
@@ -125,8 +119,20 @@ def _row_scales(scale: Tensor, rows: int) -> Tensor:
     return scale if scale.shape[-2] == rows else scale.repeat_interleave(TILE, dim=-2)[..., :rows, :]
 
 
+def _stacked(values: Tensor) -> Tensor:
+    return values if values.ndim == 3 else values.unsqueeze(0)
+
+
 def _panels(values: Tensor) -> Tensor:
-    """[stack, rows, n] -> [stack, panels, n, 16], rows padded with zeros."""
-    padded = F.pad(values, (0, 0, 0, -values.shape[1] % PANEL))
-    panels: Tensor = padded.unflatten(1, (-1, PANEL))
-    return panels.transpose(2, 3).contiguous()
+    """[stack, rows, n] -> [stack, panels, 16, n], rows padded with zeros."""
+    panels: Tensor = F.pad(values, (0, 0, 0, -values.shape[1] % PANEL)).unflatten(1, (-1, PANEL))
+    return panels
+
+
+def _packed(panels: Tensor, number_format: int) -> Tensor:
+    """[stack, panels, 16, columns] -> the same matrices in the order of native/gemm.h."""
+    groups: Tensor = panels.unflatten(-1, (-1, GROUPS[number_format])).transpose(2, 3)  # [stack, panels, groups, 16, n]
+    if number_format == E2M1:
+        groups = groups[..., E2M1_ROWS, :]
+        groups = groups[..., :2] | groups[..., 2:] << 4
+    return groups.contiguous()

@@ -1,4 +1,4 @@
-// Sixteen packed weights at a time as floats, in the units that `gemm.h` names.
+// Packed weights as floats: each source turns a few columns of a panel, 16 weights a column, into lines.
 
 #pragma once
 
@@ -23,100 +23,122 @@ inline void store_line(float* to, const Line& line) {
     for (int v = 0; v < VECS; ++v) store(to + v * LANES, line.part[v]);
 }
 
+// Powers of two of 16 exponent bytes.
 inline Line scale_line(const uint8_t* exponents) {
     Line line;
     for (int v = 0; v < VECS; ++v) {
-        VecInt powers{};
 #if defined(__AVX512F__)
-        powers = (VecInt)_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(exponents)));
+        const VecInt wide = (VecInt)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)exponents));
 #elif defined(__AVX2__)
-        powers = (VecInt)_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(exponents + v * LANES)));
+        const VecInt wide = (VecInt)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)(exponents + v * LANES)));
 #else
-        for (int i = 0; i < LANES; ++i) powers[i] = exponents[v * LANES + i];
+        VecInt wide{};
+        for (int i = 0; i < LANES; ++i) wide[i] = exponents[v * LANES + i];
 #endif
-        line.part[v] = bits(powers << 23);
+        line.part[v] = bits(wide << 23);
     }
     return line;
 }
 
-// Values of a panel from `columns` of one format; COUNT lines come out of one `get`.
+// 16 lanes of two bf16 numbers each: those of the even column in the low halves.
+struct Pairs {
+    VecInt part[VECS];
+};
+
+inline Pairs load_pairs(const uint8_t* from) {
+    Pairs pairs;
+    for (int v = 0; v < VECS; ++v) pairs.part[v] = load_ints(from + v * sizeof(VecInt));
+    return pairs;
+}
+
+// The numbers in the low and in the high halves; `mask` keeps a number's bits in the high half of a lane.
+inline void split(const Pairs& pairs, int32_t mask, Line& low, Line& high) {
+    for (int v = 0; v < VECS; ++v) {
+        const VecInt moved = pairs.part[v] << 16;
+        low.part[v] = bits(mask == int32_t(0xffff0000) ? moved : moved & mask);
+        high.part[v] = bits(pairs.part[v] & mask);
+    }
+}
+
+// What every source tells: COLUMNS lines come out of one `get`; they are UNIT times the weights, and whoever
+// multiplies them with x directly gives x * FACTOR, so that no product is too small to keep its precision.
+
 struct FloatSource {
-    static constexpr int COUNT = 1;
+    static constexpr int COLUMNS = 1;
+    static constexpr float UNIT = 1.0f, FACTOR = 1.0f;
     const float* values;
-    Line get(int64_t column, int) const { return load_line(values + column * PANEL); }
+    void get(int64_t column, Line* lines) const { lines[0] = load_line(values + column * PANEL); }
 };
 
 struct Bf16Source {
-    static constexpr int COUNT = 1;
-    const uint16_t* values;
-    Line get(int64_t column, int) const {
-        const uint16_t* from = values + column * PANEL;
-        Line line;
-        for (int v = 0; v < VECS; ++v) {
-            VecInt wide{};
-#if defined(__AVX512F__)
-            wide = (VecInt)_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
-#elif defined(__AVX2__)
-            wide = (VecInt)_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + v * LANES)));
-#else
-            for (int i = 0; i < LANES; ++i) wide[i] = from[v * LANES + i];
-#endif
-            line.part[v] = bits(wide << 16);
-        }
-        return line;
+    static constexpr int COLUMNS = 2;
+    static constexpr float UNIT = 1.0f, FACTOR = 1.0f;
+    const uint8_t* values;
+    void get(int64_t column, Line* lines) const {
+        split(load_pairs(values + column * PANEL * 2), int32_t(0xffff0000), lines[0], lines[1]);
     }
 };
 
-// s eeee mmm moved into a half float, whose exponent has a bias 8 greater: 1/256 of the number.
+// The bits s eeee mmm moved to the places of a float's sign, low exponent and high mantissa bits: 2 ** -120 of the
+// number, subnormal numbers too.
 struct E4m3Source {
-    static constexpr int COUNT = 1;
+    static constexpr int COLUMNS = 4;
+    static constexpr float UNIT = 0x1p-120f, FACTOR = 0x1p100f;
     const uint8_t* values;
-    Line get(int64_t column, int) const {
-        const uint8_t* from = values + column * PANEL;
-        Line line;
-#if defined(__AVX2__)
-        const __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
-        const __m256i half = _mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16(int16_t(0xbf80)));
-#if defined(__AVX512F__)
-        line.part[0] = (Vec)_mm512_cvtph_ps(half);
-#else
-        line.part[0] = (Vec)_mm256_cvtph_ps(_mm256_castsi256_si128(half));
-        line.part[1] = (Vec)_mm256_cvtph_ps(_mm256_extracti128_si256(half, 1));
-#endif
-#else
-        for (int i = 0; i < PANEL; ++i) {
-            const int code = from[i], exponent = code >> 3 & 15, mantissa = code & 7;
-            const float size = exponent ? std::ldexp(8.0f + mantissa, exponent - 18) : std::ldexp(float(mantissa), -17);
-            line.part[i / LANES][i % LANES] = code & 128 ? -size : size;
+    void get(int64_t column, Line* lines) const {
+        const Pairs all = load_pairs(values + column * PANEL);
+        Pairs even, odd;  // columns 0, 2 and 1, 3
+        for (int v = 0; v < VECS; ++v) {
+            const VecShort codes = (VecShort)all.part[v];
+            even.part[v] = (VecInt)((codes << 8) >> 4);
+            odd.part[v] = (VecInt)(codes >> 4);
         }
-#endif
-        return line;
+        split(even, int32_t(0x87f00000), lines[0], lines[2]);
+        split(odd, int32_t(0x87f00000), lines[1], lines[3]);
     }
 };
 
 struct E2m1Source {
-    static constexpr int COUNT = 2;
+    static constexpr int COLUMNS = 4;
+    static constexpr float UNIT = 1.0f, FACTOR = 1.0f;
     const uint8_t* values;
-    Line get(int64_t column, int which) const {
-        const uint8_t* from = values + column / 2 * PANEL;
-        Line line;
+    void get(int64_t column, Line* lines) const {
+        const uint8_t* from = values + column * PANEL / 2;
 #if defined(__AVX2__)
-        const __m128i twice = _mm_setr_epi8(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12);
-        __m128i codes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
-        if (which) codes = _mm_srli_epi16(codes, 4);
-        const __m128i numbers = _mm_shuffle_epi8(twice, _mm_and_si128(codes, _mm_set1_epi8(15)));
-#if defined(__AVX512F__)
-        line.part[0] = (Vec)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(numbers));
+        const __m256i codes = _mm256_loadu_si256((const __m256i*)from), nibble = _mm256_set1_epi8(15);
+        pair_up(_mm256_and_si256(codes, nibble), lines);
+        pair_up(_mm256_and_si256(_mm256_srli_epi16(codes, 4), nibble), lines + 2);
 #else
-        line.part[0] = (Vec)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(numbers));
-        line.part[1] = (Vec)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_unpackhi_epi64(numbers, numbers)));
+        static constexpr float numbers[16] = {0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0f, -0.5, -1, -1.5, -2, -3, -4, -6};
+        for (int i = 0; i < PANEL; ++i) {
+            const int place = (i & 3) + (i & 4 ? 8 : 0) + (i & 8 ? 4 : 0);
+            for (int c = 0; c < COLUMNS; ++c) {
+                const int code = from[2 * place + c % 2] >> 4 * (c / 2) & 15;
+                lines[c].part[i / LANES][i % LANES] = numbers[code];
+            }
+        }
 #endif
-#else
-        static constexpr float twice[16] = {0, 1, 2, 3, 4, 6, 8, 12, -0.0f, -1, -2, -3, -4, -6, -8, -12};
-        for (int i = 0; i < PANEL; ++i) line.part[i / LANES][i % LANES] = twice[from[i] >> 4 * which & 15];
-#endif
-        return line;
     }
+
+#if defined(__AVX2__)
+    // Two columns of codes: looked up as the high and the low bytes of bf16 numbers.
+    static void pair_up(__m256i codes, Line* lines) {
+        const __m256i high = _mm256_broadcastsi128_si256(_mm_setr_epi8(
+            0, 0x3f, 0x3f, 0x3f, 0x40, 0x40, 0x40, 0x40, -0x80, -0x41, -0x41, -0x41, -0x40, -0x40, -0x40, -0x40));
+        const __m256i low = _mm256_broadcastsi128_si256(_mm_setr_epi8(
+            0, 0, -0x80, -0x40, 0, 0x40, -0x80, -0x40, 0, 0, -0x80, -0x40, 0, 0x40, -0x80, -0x40));
+        const __m256i highs = _mm256_shuffle_epi8(high, codes), lows = _mm256_shuffle_epi8(low, codes);
+        const __m256i first = _mm256_unpacklo_epi8(lows, highs), second = _mm256_unpackhi_epi8(lows, highs);
+        Pairs pairs;
+#if defined(__AVX512F__)
+        pairs.part[0] = (VecInt)_mm512_inserti64x4(_mm512_castsi256_si512(first), second, 1);
+#else
+        pairs.part[0] = (VecInt)first;
+        pairs.part[1] = (VecInt)second;
+#endif
+        split(pairs, int32_t(0xffff0000), lines[0], lines[1]);
+    }
+#endif
 };
 
 }  // namespace deepinfer

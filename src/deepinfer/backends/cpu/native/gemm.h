@@ -1,17 +1,19 @@
 // Products with checkpoint matrices that stay in their packed formats.
 //
-// A matrix [rows, columns] lies in panels of 16 rows, the last one padded with zeros; a panel holds for each
-// column the 16 values below one another. e4m3 and e2m1 panels are padded with zeros to whole blocks of 32
-// columns, and each row has a power of two per block:
+// A matrix [rows, columns] lies in panels of 16 rows; rows and columns are padded with zeros to whole panels and
+// whole blocks of 32 columns. A panel, column group after column group:
 //
-//     F32, BF16  [panel][column][16]
-//     E4M3       [panel][column][16] bytes
-//     E2M1       [panel][column / 2][16] bytes, the even column in the low nibble
-//     exponents  [panel][block][16] bytes: 0 stands for 0, e for 2 ** (e - 127) once the value in units of the
-//                decoder (1/256 of an e4m3 number, twice an e2m1 number) is multiplied by it
+//     F32   [column][16] floats
+//     BF16  [column / 2][16][2]
+//     E4M3  [column / 4][16][4] bytes
+//     E2M1  [column / 4][32] bytes: rows 0-3, 8-11, 4-7, 12-15 with two bytes each, which hold columns 0 and 1
+//           of the group in their low nibbles, 2 and 3 in their high nibbles
 //
-// The order of every sum is fixed: in blocks of 32 columns from the first to the last, then block after block.
-// It is the same for one row of x and for many, so a row's result does not depend on the others.
+// exponents [panel][block][16] bytes: the ue8m0 scale of each row and block, 2 ** (e - 127). 0 stands for 0 and
+// 255 for infinity, where the format says 2 ** -127 and NaN.
+//
+// The order of every sum is fixed: within blocks of 32 columns from the first to the last, then block after
+// block. It is the same for one row of x and for many, so a row's result does not depend on the others.
 
 #pragma once
 

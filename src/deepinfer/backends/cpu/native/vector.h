@@ -22,11 +22,13 @@ constexpr int LANES = 8;
 
 typedef float Vec __attribute__((vector_size(LANES * 4)));
 typedef int32_t VecInt __attribute__((vector_size(LANES * 4)));
+typedef int16_t VecShort __attribute__((vector_size(LANES * 4)));
 typedef float LooseVec __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
-typedef int32_t LooseVecInt __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+typedef int32_t LooseVecInt __attribute__((vector_size(LANES * 4), aligned(1), may_alias));
 
 inline Vec load(const float* from) { return *reinterpret_cast<const LooseVec*>(from); }
 inline void store(float* to, Vec value) { *reinterpret_cast<LooseVec*>(to) = value; }
+inline VecInt load_ints(const void* from) { return *reinterpret_cast<const LooseVecInt*>(from); }
 inline Vec splat(float value) { return value - Vec{}; }
 inline Vec bits(VecInt value) { return reinterpret_cast<Vec>(value); }
 inline VecInt bits(Vec value) { return reinterpret_cast<VecInt>(value); }
