@@ -89,26 +89,47 @@ void store_nibbles(const int32_t* codes, int count, uint8_t* bytes) {
 
 void store_codes(int32_t* to, VecInt codes) { std::memcpy(to, &codes, sizeof codes); }
 
+#if defined(__AVX2__)
+const __m128i TWICE_E2M1 = _mm_setr_epi8(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12);
+
+// Twice the numbers of the low or the high nibbles of 16 bytes.
+__m128i twice_low(__m128i codes) { return _mm_shuffle_epi8(TWICE_E2M1, _mm_and_si128(codes, _mm_set1_epi8(15))); }
+__m128i twice_high(__m128i codes) { return twice_low(_mm_srli_epi16(codes, 4)); }
+
+// x[i] = numbers[i] * factors[i / 8]
+void scale_numbers(__m128i numbers, __m256 low_factors, __m256 high_factors, float* x) {
+    const __m256 low = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(numbers));
+    const __m256 high = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(numbers, 8)));
+    _mm256_storeu_ps(x, _mm256_mul_ps(low, low_factors));
+    _mm256_storeu_ps(x + 8, _mm256_mul_ps(high, high_factors));
+}
+
+// Byte columns of 16 rows: four times the first half of the rows is interleaved with the second.
+void transpose_bytes(__m128i (&rows)[16]) {
+    for (int round = 0; round < 4; ++round) {
+        __m128i mixed[16];
+        for (int r = 0; r < 8; ++r) {
+            mixed[2 * r] = _mm_unpacklo_epi8(rows[r], rows[r + 8]);
+            mixed[2 * r + 1] = _mm_unpackhi_epi8(rows[r], rows[r + 8]);
+        }
+        for (int r = 0; r < 16; ++r) rows[r] = mixed[r];
+    }
+}
+#else
+constexpr float TWICE_E2M1[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+#endif
+
 // 16 bytes of two e2m1 codes each: 32 numbers, each half of them with its own scale.
 void unpack_nibbles(const uint8_t* bytes, float low_scale, float high_scale, float* x) {
     const float halves[2] = {low_scale * 0.5f, high_scale * 0.5f};
 #if defined(__AVX2__)
-    const __m128i twice = _mm_setr_epi8(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12);
-    const __m128i low_half = _mm_set1_epi8(15);
     const __m128i codes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes));
-    const __m128i even = _mm_shuffle_epi8(twice, _mm_and_si128(codes, low_half));
-    const __m128i odd = _mm_shuffle_epi8(twice, _mm_and_si128(_mm_srli_epi16(codes, 4), low_half));
-    const __m128i numbers[2] = {_mm_unpacklo_epi8(even, odd), _mm_unpackhi_epi8(even, odd)};
-    for (int part = 0; part < 2; ++part) {
-        const __m256 scale = _mm256_set1_ps(halves[part]);
-        const __m256 low = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(numbers[part]));
-        const __m256 high = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(numbers[part], 8)));
-        _mm256_storeu_ps(x + 16 * part, _mm256_mul_ps(low, scale));
-        _mm256_storeu_ps(x + 16 * part + 8, _mm256_mul_ps(high, scale));
-    }
+    const __m128i even = twice_low(codes), odd = twice_high(codes);
+    const __m256 low = _mm256_set1_ps(halves[0]), high = _mm256_set1_ps(halves[1]);
+    scale_numbers(_mm_unpacklo_epi8(even, odd), low, low, x);
+    scale_numbers(_mm_unpackhi_epi8(even, odd), high, high, x + 16);
 #else
-    static constexpr float twice[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
-    for (int i = 0; i < 32; ++i) x[i] = twice[bytes[i / 2] >> i % 2 * 4 & 15] * halves[i / 16];
+    for (int i = 0; i < 32; ++i) x[i] = TWICE_E2M1[bytes[i / 2] >> i % 2 * 4 & 15] * halves[i / 16];
 #endif
 }
 
@@ -186,6 +207,28 @@ void unpack_index(const uint8_t* row, int64_t dim, float* x) {
     const uint8_t* scales = row + dim / 2;
     for (int64_t i = 0; i < dim; i += 32, ++scales)
         unpack_nibbles(row + i / 2, tables.power[*scales], tables.power[*scales], x + i);
+}
+
+void unpack_index_panel(const uint8_t* const* rows, int64_t dim, float* panel) {
+    for (int64_t block = 0; block < dim / SCALE_BLOCK; ++block) {
+        float halves[PANEL_ROWS];
+        for (int64_t r = 0; r < PANEL_ROWS; ++r) halves[r] = tables.power[rows[r][dim / 2 + block]] * 0.5f;
+#if defined(__AVX2__)
+        __m128i codes[PANEL_ROWS];
+        for (int64_t r = 0; r < PANEL_ROWS; ++r)
+            codes[r] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(rows[r] + block * SCALE_BLOCK / 2));
+        transpose_bytes(codes);
+        const __m256 low = _mm256_loadu_ps(halves), high = _mm256_loadu_ps(halves + 8);
+        for (int64_t i = 0; i < SCALE_BLOCK / 2; ++i, panel += 2 * PANEL_ROWS) {
+            scale_numbers(twice_low(codes[i]), low, high, panel);
+            scale_numbers(twice_high(codes[i]), low, high, panel + PANEL_ROWS);
+        }
+#else
+        for (int64_t i = 0; i < SCALE_BLOCK; ++i, panel += PANEL_ROWS)
+            for (int64_t r = 0; r < PANEL_ROWS; ++r)
+                panel[r] = TWICE_E2M1[rows[r][(block * SCALE_BLOCK + i) / 2] >> i % 2 * 4 & 15] * halves[r];
+#endif
+    }
 }
 
 }  // namespace deepinfer

@@ -1,7 +1,7 @@
 // The indexer: which compressed entries each token attends to.
 //
-// Keys stay packed: sixteen of them, their bytes transposed, are a panel of a matrix in e2m1, so scores are a
-// product of the queries with it. A key's score rests on the query and the key alone.
+// Keys are unpacked sixteen at a time, side by side in the lanes, so a key's score rests on the query and the key
+// alone: a sum along the width for each head, then one over the heads.
 
 #include "batch.h"
 #include "cache_formats.h"
@@ -18,7 +18,10 @@ namespace {
 
 constexpr int64_t TILE_TOKENS = 32;         // tokens of a row that are scored together
 constexpr int64_t TILE_SCORES = 1 << 20;    // scores that are held at a time
-constexpr int64_t CHUNK_KEYS = 8 * PANEL;   // keys that are transposed at a time
+constexpr int64_t CHUNK_KEYS = 8 * PANEL_ROWS;  // keys that are unpacked at a time
+constexpr int64_t MAX_DIM = 4096;
+constexpr int VECS = PANEL_ROWS / LANES;
+constexpr int HEADS = 8 / VECS;             // heads whose sums fill the registers
 
 struct Indexer {
     Matrix wq_b, weights_proj;  // [heads * dim, q_rank], [heads, hidden]
@@ -43,77 +46,64 @@ struct Step {
 struct QueryBuffer;
 struct WeightBuffer;
 struct KeyPanels;
-struct HeadScores;
+struct PackedQuery;
 struct ScoreBuffer;
 struct OrderBuffer;
 struct ListBuffer;
 struct ChosenBuffer;
 struct BlockBuffer;
 
-// 16 rows of `width` bytes (a multiple of 16) -> byte columns [width][16].
-void transpose_bytes(const uint8_t* const* rows, int64_t width, uint8_t* out) {
-    for (int64_t i = 0; i < width; i += 16) {
-#if defined(__SSE2__)
-        __m128i a[16], b[16];
-        for (int r = 0; r < 16; ++r) a[r] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(rows[r] + i));
-        for (int round = 0; round < 4; ++round) {  // each interleaves the first half of the rows with the second
-            for (int r = 0; r < 8; ++r) {
-                b[2 * r] = _mm_unpacklo_epi8(a[r], a[r + 8]);
-                b[2 * r + 1] = _mm_unpackhi_epi8(a[r], a[r + 8]);
-            }
-            std::copy(b, b + 16, a);
+// sums[h] = products of H heads' queries [H, dim] with the keys of a panel [dim][PANEL_ROWS].
+template <int H>
+void panel_products(const float* q, int64_t dim, const float* panel, Vec (&sums)[H][VECS]) {
+    for (int64_t i = 0; i < dim; ++i)
+        for (int v = 0; v < VECS; ++v) {
+            const Vec keys = load(panel + i * PANEL_ROWS + v * LANES);
+            for (int h = 0; h < H; ++h) sums[h][v] += q[h * dim + i] * keys;
         }
-        for (int r = 0; r < 16; ++r) _mm_storeu_si128(reinterpret_cast<__m128i*>(out + (i + r) * 16), a[r]);
-#else
-        for (int64_t column = i; column < i + 16; ++column)
-            for (int r = 0; r < 16; ++r) out[column * 16 + r] = rows[r][column];
-#endif
-    }
 }
 
-// Panels of `count` <= CHUNK_KEYS packed keys, null = zeros; the matrix lives until the next call of this thread.
-Matrix panels_of(const uint8_t* const* keys, int64_t count, int64_t dim) {
-    static const uint8_t zeros[4096] = {};
-    const int64_t half = dim / 2, blocks = dim / 32, num_panels = (count + PANEL - 1) / PANEL;
-    uint8_t* values = scratch<KeyPanels, uint8_t>(CHUNK_KEYS * index_bytes(dim));
-    uint8_t* exponents = values + CHUNK_KEYS * half;
-    for (int64_t panel = 0; panel < num_panels; ++panel) {
-        const uint8_t* rows[PANEL];
-        for (int64_t i = 0; i < PANEL; ++i) {
-            const int64_t key = panel * PANEL + i;
-            rows[i] = key < count && keys[key] ? keys[key] : zeros;
-            for (int64_t block = 0; block < blocks; ++block) {
-                const uint8_t power = rows[i][half + block];  // the decoder gives twice an e2m1 number
-                exponents[(panel * blocks + block) * PANEL + i] = static_cast<uint8_t>(power - (power > 0));
-            }
-        }
-        transpose_bytes(rows, half, values + panel * half * PANEL);
+// scores[k] = sum over heads of weight * relu(q . key) for the keys of a panel, head after head.
+void score_panel(const Indexer& indexer, const float* q, const float* weights, const float* panel, float* scores) {
+    Vec total[VECS] = {};
+    const auto add = [&](const Vec* products, float weight) {
+        for (int v = 0; v < VECS; ++v) total[v] += select(products[v] < 0.0f, Vec{}, products[v]) * weight;
+    };
+    int64_t head = 0;
+    for (; head + HEADS <= indexer.heads; head += HEADS) {
+        Vec sums[HEADS][VECS] = {};
+        panel_products<HEADS>(q + head * indexer.dim, indexer.dim, panel, sums);
+        for (int h = 0; h < HEADS; ++h) add(sums[h], weights[head + h]);
     }
-    return {values, exponents, count, dim, E2M1};
+    for (; head < indexer.heads; ++head) {
+        Vec sums[1][VECS] = {};
+        panel_products<1>(q + head * indexer.dim, indexer.dim, panel, sums);
+        add(sums[0], weights[head]);
+    }
+    for (int v = 0; v < VECS; ++v) store(scores + v * LANES, total[v]);
 }
 
-// scores[t][k] of `tokens` tokens from number `first` on and `count` keys, `stride` numbers between tokens.
+// scores[t][k] of `tokens` tokens from number `first` on and `count` keys, in whole panels; null keys count as zeros.
 void score_chunk(const Step& step, int64_t first, int64_t tokens, const uint8_t* const* keys, int64_t count,
                  float* scores, int64_t stride) {
+    static const uint8_t zeros[index_bytes(MAX_DIM)] = {};
     const int64_t heads = step.indexer.heads, dim = step.indexer.dim;
-    const Matrix matrix = panels_of(keys, count, dim);
-    float* products = scratch<HeadScores>(tokens * heads * CHUNK_KEYS);
-    gemm_panels(step.q + first * heads * dim, tokens * heads, dim, matrix, products, CHUNK_KEYS, 0,
-                num_panels(matrix));
-    for (int64_t t = 0; t < tokens; ++t) {
-        const float* weights = step.weights + (first + t) * heads;
-        for (int64_t k = 0; k < count; k += LANES) {
-            Vec total{};
-            for (int64_t head = 0; head < heads; ++head) {
-                const Vec product = load(products + (t * heads + head) * CHUNK_KEYS + k);
-                total += select(product < 0.0f, Vec{}, product) * weights[head];
-            }
-            store(scores + t * stride + k, total);
+    float* panels = scratch<KeyPanels>(CHUNK_KEYS * dim);
+    for (int64_t start = 0; start < count; start += PANEL_ROWS) {
+        const uint8_t* rows[PANEL_ROWS];
+        for (int64_t i = 0; i < PANEL_ROWS; ++i) {
+            const uint8_t* key = start + i < count ? keys[start + i] : nullptr;
+            rows[i] = key ? key : zeros;
         }
+        unpack_index_panel(rows, dim, panels + start * dim);
     }
+    for (int64_t t = 0; t < tokens; ++t)
+        for (int64_t start = 0; start < count; start += PANEL_ROWS)
+            score_panel(step.indexer, step.q + (first + t) * heads * dim, step.weights + (first + t) * heads,
+                        panels + start * dim, scores + t * stride + start);
 }
 
-// Scores of a tile's tokens against entries 0 .. count - 1 of their row; `stride` is count in whole vectors.
+// Scores of a tile's tokens against entries 0 .. count - 1 of their row; `stride` is count in whole panels.
 void score_all(const Step& step, const Tile& tile, int64_t count, float* scores, int64_t stride) {
     const uint8_t* keys[CHUNK_KEYS];
     for (int64_t start = 0; start < count; start += CHUNK_KEYS) {
@@ -170,7 +160,7 @@ void select_among_candidates(const Step& step, int64_t row, int64_t token, int64
     int32_t* best = list + room;
     const int64_t size = candidate_entries(step, token, visible, list);
     if (size <= count) return fill_list(list, size, count, out);
-    float* scores = scratch<ScoreBuffer>(size + LANES);
+    float* scores = scratch<ScoreBuffer>(size + PANEL_ROWS);
     score_list(step, row, token, list, size, scores);
     top_indices(orders_of(scores, size), size, count, best);
     for (int64_t i = 0; i < count; ++i) out[i] = list[best[i]];
@@ -220,7 +210,7 @@ bool needs_scores(const Indexer& indexer, int64_t visible) {
 void select_tile(const Step& step, const Tile& tile) {
     const bool uses_candidates = step.candidates && !step.indexer.keeps_candidates;
     const int64_t most = step.num_visible(tile.position + tile.last - tile.first - 1);
-    const int64_t stride = (most + LANES - 1) / LANES * LANES;
+    const int64_t stride = (most + PANEL_ROWS - 1) / PANEL_ROWS * PANEL_ROWS;
     float* scores = nullptr;
     if (!uses_candidates && needs_scores(step.indexer, most)) {
         scores = scratch<ScoreBuffer>((tile.last - tile.first) * stride);
@@ -243,7 +233,7 @@ void prepare_queries(const Indexer& indexer, const Batch& batch, const float* x,
     gemm(low_rank, tokens, indexer.wq_b.columns, indexer.wq_b, q, heads * dim);
     gemm(x, tokens, stride, indexer.weights_proj, weights, heads);
     parallel(tokens, TILE_TOKENS, [&](int64_t first, int64_t last) {
-        uint8_t* packed = scratch<KeyPanels, uint8_t>(index_bytes(dim));
+        uint8_t* packed = scratch<PackedQuery, uint8_t>(index_bytes(dim));
         for (int64_t token = first; token < last; ++token) {
             Turn turn;
             set_turn(turn, batch.positions[token], indexer.frequencies, indexer.pairs);
