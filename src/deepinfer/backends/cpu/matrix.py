@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from deepinfer.backends.cpu.library import native
+from deepinfer.backends.cpu.memory import weights_arena
 from deepinfer.backends.cpu.tensors import rows_of
 from deepinfer.ops.reference.shapes import require
 from deepinfer.ops.weights import Weight
@@ -56,11 +57,11 @@ def prepare_matrix(*weights: Weight) -> Matrix:
     number_format = formats.pop()
     values = torch.cat([_stacked(_codes(weight, number_format)) for weight in weights], dim=1)  # [stack, rows, columns]
     stack, rows, columns = values.shape
-    packed = _packed(_panels(F.pad(values, (0, -columns % BLOCK))), number_format)
+    packed = weights_arena().place(_packed(_panels(F.pad(values, (0, -columns % BLOCK))), number_format))
     exponents = None
     if number_format in (E4M3, E2M1):
         scales = torch.cat([_stacked(_exponents(weight, columns)) for weight in weights], dim=1)
-        exponents = _panels(scales).transpose(2, 3).contiguous()
+        exponents = weights_arena().place(_panels(scales).transpose(2, 3))
     array = (MatrixStruct * stack)()
     for number, struct in enumerate(array):
         struct.values = packed[number].data_ptr()
@@ -135,4 +136,4 @@ def _packed(panels: Tensor, number_format: int) -> Tensor:
     if number_format == E2M1:
         groups = groups[..., E2M1_ROWS, :]
         groups = groups[..., :2] | groups[..., 2:] << 4
-    return groups.contiguous()
+    return groups
