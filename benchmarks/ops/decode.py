@@ -1,7 +1,7 @@
 """Time of each op in a decode step of a model, as the model calls it: a table in microseconds.
 
-    OMP_NUM_THREADS=1 PYTHONPATH=src python benchmarks/ops/reference.py [--model FOLDER] [--precision fast]
-        [--rows 1,64] [--context 200] [--steps 30] [--json]
+    OMP_NUM_THREADS=1 PYTHONPATH=src python benchmarks/ops/decode.py [--model FOLDER] [--precision fast]
+        [--backend cpu] [--threads 1] [--rows 1,64] [--context 200] [--steps 30] [--json]
 
 Every op of the table is wrapped in a clock and whole decode steps of the model run over caches that
 hold `context` tokens per request. Before timing, one step is compared with the same rows run one
@@ -23,6 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from deepinfer.backends.cpu.library import native
+from deepinfer.backends.cpu.ops import cpu_ops
 from deepinfer.cache.pools import CachePools
 from deepinfer.checkpoint.hub import resolve
 from deepinfer.checkpoint.reader import Checkpoint
@@ -60,9 +62,9 @@ class Clock:
             torch.cuda.synchronize(self.device)
 
 
-def timed_ops(precision: str, clock: Clock) -> Ops:
-    """The reference table, each op behind the clock; prepare ops and `draw` as they are."""
-    ops = build({"reference": reference_ops(precision)})
+def timed_ops(precision: str, backend: str, clock: Clock) -> Ops:
+    """The table of a backend, each op behind the clock."""
+    ops = build({"reference": reference_ops(precision)} | ({"cpu": cpu_ops()} if backend == "cpu" else {}))
     for name in OP_NAMES:
         setattr(ops, name, clock.wrap(name, getattr(ops, name)))
     return ops
@@ -137,6 +139,7 @@ def _line(seconds: list[float], calls: float) -> dict[str, float]:
         "calls": round(calls, 2),
         "call_us": round(median * 1e6, 1),
         "call_p90_us": round(high * 1e6, 1),
+        "call_best_us": round(min(seconds) * 1e6, 1),
         "step_us": round(statistics.mean(seconds) * calls * 1e6, 1),
     }
 
@@ -145,6 +148,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", help="checkpoint folder or hub id; the small model by default")
     parser.add_argument("--precision", default="fast", choices=("exact", "float32", "fast"))
+    parser.add_argument("--backend", default="reference", choices=("reference", "cpu"))
+    parser.add_argument("--threads", type=int, default=1, help="of the cpu backend")
     parser.add_argument("--rows", default="1,64", help="requests in a step, as in 1,64")
     parser.add_argument("--context", type=int, default=200, help="tokens that each request has in the caches")
     parser.add_argument("--steps", type=int, default=30)
@@ -156,18 +161,20 @@ def main() -> None:
     weights = V41Weights(Checkpoint(folder), config, folder, device)
     # a last bit may decide an fp4 or fp8 rounding of a cached vector; exact rounds activations as well
     limit = 0.5 if arguments.precision == "exact" else 0.1
+    if arguments.backend == "cpu":
+        native().set_num_threads(arguments.threads)
     with torch.inference_mode():
-        model = V41Model(config, timed_ops(arguments.precision, clock), weights)
+        model = V41Model(config, timed_ops(arguments.precision, arguments.backend, clock), weights)
         for rows in (int(count) for count in arguments.rows.split(",")):
             lines = measure(model, clock, rows, arguments.context, arguments.steps, limit)
-            case = {"rows": rows, "context": arguments.context, "precision": arguments.precision} | _machine(device)
+            case = {"rows": rows, "context": arguments.context, "precision": arguments.precision, "backend": arguments.backend} | _machine(device)
             if arguments.json:
                 print(json.dumps(case | {"ops": lines}))
                 continue
             print(", ".join(f"{name} {value}" for name, value in case.items()))
-            print(f"{'op':<18}{'calls':>7}{'us a call':>12}{'p90':>12}{'us a step':>12}")
+            print(f"{'op':<18}{'calls':>7}{'us a call':>12}{'p90':>12}{'best':>12}{'us a step':>12}")
             for name, line in lines.items():
-                cells = f"{line['call_us']:>12}{line['call_p90_us']:>12}{line['step_us']:>12}"
+                cells = f"{line['call_us']:>12}{line['call_p90_us']:>12}{line['call_best_us']:>12}{line['step_us']:>12}"
                 print(f"{name:<18}{line['calls']:>7.4g}{cells}")
             print()
 
