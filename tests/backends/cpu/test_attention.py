@@ -110,8 +110,7 @@ def test_result_equals_the_reference(shape):
         [(2, 3, 5), (0, 0, 1), (1, 40, 80), (2, 0, 0)],
     ):
         actual, expected = both(made, *made.step(stretches, made.weights.window + 2))
-        mine = torch.cat([torch.full((count,), slot) for slot, _, count in stretches]) > 0  # padding rows hold no values
-        assert golden.row_error(actual[mine], expected[mine]) <= LIMIT
+        assert golden.row_error(actual, expected) <= LIMIT
         assert actual.isfinite().all()
 
 

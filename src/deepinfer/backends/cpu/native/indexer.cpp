@@ -5,8 +5,8 @@
 
 #include "batch.h"
 #include "cache_formats.h"
-#include "export.h"
 #include "gemm.h"
+#include "ops.h"
 #include "rope.h"
 #include "scratch.h"
 #include "threads.h"
@@ -22,12 +22,6 @@ constexpr int64_t CHUNK_KEYS = 8 * PANEL_ROWS;  // keys that are unpacked at a t
 constexpr int64_t MAX_DIM = 4096;
 constexpr int VECS = PANEL_ROWS / LANES;
 constexpr int HEADS = 8 / VECS;             // heads whose sums fill the registers
-
-struct Indexer {
-    Matrix wq_b, weights_proj;  // [heads * dim, q_rank], [heads, hidden]
-    const float* frequencies;
-    int64_t heads, dim, pairs, top_k, ratio, keeps_candidates, candidate_blocks, candidate_size;
-};
 
 struct Step {
     const Indexer& indexer;
@@ -132,10 +126,11 @@ const uint32_t* orders_of(const float* scores, int64_t count) {
 // Entries of the candidate blocks below `visible`, ascending; returns how many.
 int64_t candidate_entries(const Step& step, int64_t token, int64_t visible, int32_t* list) {
     const int64_t size = step.indexer.candidate_size;
-    int64_t count = 0;
+    int64_t count = 0, last = -1;
     for (int64_t i = 0; i < step.num_candidates; ++i) {
         const int64_t block = step.candidates[token * step.num_candidates + i];
-        if (block < 0) continue;
+        if (block <= last) continue;  // none, or not ascending
+        last = block;
         for (int64_t entry = block * size; entry < std::min((block + 1) * size, visible); ++entry)
             list[count++] = static_cast<int32_t>(entry);
     }
