@@ -12,7 +12,7 @@ from deepinfer.backends.cpu.library import native
 from deepinfer.backends.cpu.matrix import Matrix, MatrixStruct, prepare_groups, prepare_matrix
 from deepinfer.backends.cpu.tensors import FLOAT, LONG, POINTER, dense, numbers, rows_of
 from deepinfer.ops.reference.rope import rope_frequencies
-from deepinfer.ops.reference.shapes import require
+from deepinfer.ops.reference.shapes import expect, require
 from deepinfer.ops.weights import AttentionWeights
 
 MAX_PAIRS = 256
@@ -28,11 +28,13 @@ class AttentionStruct(ctypes.Structure):
         ("wo_b", MatrixStruct),
         ("q_norm", POINTER),
         ("kv_norm", POINTER),
+        ("sink", POINTER),
         ("frequencies", POINTER),
         ("num_groups", LONG),
         ("num_heads", LONG),
         ("dim", LONG),
         ("num_pairs", LONG),
+        ("window", LONG),
         ("q_eps", FLOAT),
         ("kv_eps", FLOAT),
     )
@@ -75,13 +77,24 @@ def prepare_attention(attention: AttentionWeights) -> CpuAttention:
         f"{2 * len(frequencies)} rope dimensions do not fit a head of {dim}, or are more than {2 * MAX_PAIRS}",
     )
     q_norm, kv_norm = numbers(attention.q_norm.weight.value), numbers(attention.kv_norm.weight.value)
+    sink = numbers(attention.sink.value)
+    expect("q_norm", q_norm, (wq_b.columns,))
+    expect("kv_norm", kv_norm, (dim,))
+    expect("sink", sink, (heads,))
+    require(down.rows == wq_b.columns + dim, f"wq_a has {down.rows - dim} rows; wq_b has {wq_b.columns} columns")
+    require(
+        wo_a.columns * attention.num_groups == heads * dim and wo_b.columns == wo_a.rows * attention.num_groups,
+        f"{attention.num_groups} groups of wo_a [{wo_a.rows}, {wo_a.columns}] do not fit {heads} heads of {dim} "
+        f"and wo_b of {wo_b.columns} columns",
+    )
     struct = AttentionStruct(
         down.structs[0], wq_b.structs[0], wo_a.address, wo_b.structs[0],
-        q_norm.data_ptr(), kv_norm.data_ptr(), frequencies.data_ptr(),
-        attention.num_groups, heads, dim, len(frequencies), attention.q_norm.eps, attention.kv_norm.eps,
+        q_norm.data_ptr(), kv_norm.data_ptr(), sink.data_ptr(), frequencies.data_ptr(),
+        attention.num_groups, heads, dim, len(frequencies), attention.window,
+        attention.q_norm.eps, attention.kv_norm.eps,
     )  # fmt: skip
     return CpuAttention(
-        down, wq_b, wo_a, wo_b, q_norm, kv_norm, numbers(attention.sink.value), frequencies,
+        down, wq_b, wo_a, wo_b, q_norm, kv_norm, sink, frequencies,
         struct, ctypes.addressof(struct), heads, dim, attention.window,
     )  # fmt: skip
 

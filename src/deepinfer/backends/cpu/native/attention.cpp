@@ -9,7 +9,7 @@
 
 #include "batch.h"
 #include "cache_formats.h"
-#include "export.h"
+#include "ops.h"
 #include "rope.h"
 #include "scratch.h"
 #include "threads.h"

@@ -4,8 +4,8 @@
 
 #include "batch.h"
 #include "cache_formats.h"
-#include "export.h"
 #include "gemm.h"
+#include "ops.h"
 #include "rings.h"
 #include "rope.h"
 #include "scratch.h"
@@ -16,13 +16,6 @@ namespace deepinfer {
 namespace {
 
 constexpr int64_t TILE_GROUPS = 32;
-
-struct Compressor {
-    Matrix rows, index_wk;  // [dim or 2 * dim, hidden]: keys, above ratio 1 scores below them; [index_dim, dim]
-    const float *norm, *index_norm, *frequencies;
-    int64_t ratio, dim, index_dim, pairs;
-    float norm_eps, index_eps;
-};
 
 struct Caches {
     const Cache *state, *pages, *index_pages;

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "export.h"
 #include "gemm.h"
+#include "ops.h"
 #include "scratch.h"
 #include "streams.h"
 #include "threads.h"
@@ -13,12 +13,6 @@ namespace deepinfer {
 namespace {
 
 constexpr int64_t CHUNK = 64;  // tokens
-
-struct Head {
-    Matrix matrix;      // [vocabulary, hidden]
-    const float* norm;  // [hidden]
-    float eps;
-};
 
 struct NormedScratch;
 

@@ -4,8 +4,8 @@
 #include <cmath>
 
 #include "cache_formats.h"
-#include "export.h"
 #include "gemm.h"
+#include "ops.h"
 #include "scratch.h"
 #include "threads.h"
 #include "vector.h"
@@ -15,15 +15,6 @@ namespace {
 
 constexpr int64_t GRAIN = 16;   // tokens a thread takes at least
 constexpr int64_t CHUNK = 128;  // tokens whose memory is kept at a time
-
-struct Engram {
-    Matrix wkv;             // [(streams + 1) * hidden, columns * head_dim]
-    const uint8_t* values;  // [table rows, head_dim] e4m3
-    const uint8_t* scales;  // [table rows, head_dim / 32] powers of two
-    const float* weight;    // [streams, hidden], the product of both norm weights
-    int64_t table_rows, head_dim, num_streams;
-    float eps;
-};
 
 struct ByteScratch;
 struct RowScratch;

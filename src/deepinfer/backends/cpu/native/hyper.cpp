@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "export.h"
 #include "gemm.h"
+#include "ops.h"
 #include "scratch.h"
 #include "streams.h"
 #include "threads.h"
@@ -15,14 +15,6 @@ namespace {
 constexpr int64_t MAX_STREAMS = 16;
 constexpr int64_t MAX_WIDTH = (2 + MAX_STREAMS) * MAX_STREAMS;
 constexpr int64_t GRAIN = 32;  // tokens
-
-struct Hyper {
-    Matrix fn;               // [(2 + m) * m, m * hidden]
-    const float *gain, *base;  // [(2 + m) * m]
-    const float* norm;       // [hidden]
-    int64_t num_streams, hidden, num_iterations;
-    float eps, mix_eps, norm_eps;  // of the shares, of the mix's rms, of the input norm
-};
 
 struct Mixes {
     float *pre, *post, *comb;  // [tokens, m], [tokens, m], [tokens, m, m]

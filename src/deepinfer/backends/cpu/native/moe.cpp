@@ -4,8 +4,8 @@
 #include <cmath>
 
 #include "activation.h"
-#include "export.h"
 #include "gemm.h"
+#include "ops.h"
 #include "scratch.h"
 #include "threads.h"
 #include "vector.h"
@@ -15,21 +15,6 @@ namespace {
 
 constexpr int64_t GRAIN = 64;   // tokens a thread takes at least
 constexpr int64_t CHUNK = 256;  // rows whose hidden values are kept at a time
-
-enum Scoring : int64_t { SQRT_SOFTPLUS = 0, SOFTMAX = 1, SIGMOID = 2 };
-
-struct Router {
-    Matrix matrix;                  // [experts, hidden]
-    const float *bias, *bias_image;  // [experts]
-    int64_t num_active, scoring, normalize;
-    float scaling, temperature;
-};
-
-struct Experts {
-    const Matrix *gate_up, *down;  // [experts] of [2 * inner, hidden] and [hidden, inner]
-    int64_t num_experts;
-    float limit;
-};
 
 struct ScoreScratch;
 struct InputScratch;

@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "cache_formats.h"
-#include "export.h"
 #include "gemm.h"
+#include "ops.h"
 #include "rope.h"
 #include "scratch.h"
 #include "threads.h"
@@ -15,16 +15,6 @@ namespace {
 
 constexpr int64_t GRAIN = 16;     // tokens a thread takes at least
 constexpr int64_t CHUNK = 256;    // tokens between whose products nothing else happens
-
-struct Attention {
-    Matrix down;           // wq_a above wkv, [q_rank + dim, hidden]
-    Matrix wq_b;           // [heads * dim, q_rank]
-    const Matrix* wo_a;    // [groups] of [out_rank, heads * dim / groups]
-    Matrix wo_b;           // [hidden, groups * out_rank]
-    const float *q_norm, *kv_norm, *frequencies;
-    int64_t num_groups, num_heads, dim, num_pairs;
-    float q_eps, kv_eps;
-};
 
 struct DownScratch;
 struct LowScratch;
