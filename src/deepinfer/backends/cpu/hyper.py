@@ -12,7 +12,7 @@ from deepinfer.backends.cpu.library import native
 from deepinfer.backends.cpu.matrix import Matrix, MatrixStruct, prepare_matrix
 from deepinfer.backends.cpu.tensors import FLOAT, LONG, POINTER, dense, numbers
 from deepinfer.ops.reference.shapes import expect, require
-from deepinfer.ops.table import Mix
+from deepinfer.ops.values import Mix
 from deepinfer.ops.weights import HyperWeights, NormWeights
 
 MAX_STREAMS = 16

@@ -14,7 +14,7 @@ from deepinfer.ops.reference import quant
 from deepinfer.ops.reference.norm import Norm, prepare_norm, rms_norm, rms_scale
 from deepinfer.ops.reference.numerics import Numerics
 from deepinfer.ops.reference.shapes import expect
-from deepinfer.ops.table import Mix
+from deepinfer.ops.values import Mix
 from deepinfer.ops.weights import HyperWeights, NormWeights
 
 
