@@ -56,6 +56,19 @@ class CpuIndexer:
     candidate_blocks: int
     candidate_size: int
 
+    def num_entries(self, batch: TokenBatch) -> int:
+        """Columns of a selection: no more than any token of the batch can see."""
+        return min(self.top_k, self._num_visible(batch))
+
+    def num_kept(self, batch: TokenBatch) -> int:
+        """Candidate blocks that a selection keeps."""
+        if not self.keeps_candidates:
+            return 0
+        return min(self.candidate_blocks, -(-self._num_visible(batch) // self.candidate_size))
+
+    def _num_visible(self, batch: TokenBatch) -> int:
+        return (batch.max_position + 1) // self.ratio
+
 
 def prepare_indexer(indexer: IndexerWeights) -> CpuIndexer:
     """Pack the weights."""
@@ -85,7 +98,7 @@ def select(
     When a token's candidates hold fewer than n entries, the lowest of its other visible ones fill
     the rest, as in the reference.
     """
-    num_tokens, num_entries = batch.num_tokens, (batch.max_position + 1) // indexer.ratio
+    num_tokens = batch.num_tokens
     x = rows_of("x", x, indexer.weights_proj.columns)
     require(len(x) == num_tokens, f"x has {len(x)} rows; it must have {num_tokens}")
     low_rank = dense("low-rank query", low_rank, (num_tokens, indexer.wq_b.columns))
@@ -96,10 +109,8 @@ def select(
         expect("candidates", candidates, (num_tokens, None), torch.int32)
         num_candidates, dense_candidates = candidates.shape[1], candidates.contiguous()
         given = dense_candidates.data_ptr()
-    entries = torch.empty(num_tokens, min(indexer.top_k, num_entries), dtype=torch.int32)
-    num_kept = 0
-    if indexer.keeps_candidates:
-        num_kept = min(indexer.candidate_blocks, -(-num_entries // indexer.candidate_size))
+    entries = torch.empty(num_tokens, indexer.num_entries(batch), dtype=torch.int32)
+    num_kept = indexer.num_kept(batch)
     kept = torch.empty(num_tokens, num_kept, dtype=torch.int32)
     address, _kept = read_cache("index pages", index_pages, width)
     native().select_entries(

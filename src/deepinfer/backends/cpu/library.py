@@ -34,6 +34,7 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "route": (None, POINTER, POINTER, LONG, POINTER, LONG, POINTER, POINTER),
     "experts": (LONG, POINTER, POINTER, LONG, POINTER, POINTER, LONG, LONG, POINTER),
     "shared_expert": (None, POINTER, POINTER, LONG, POINTER, LONG, POINTER),
+    "run_layers": (LONG, POINTER, LONG, *(POINTER,) * 6),
     "engram": (LONG, POINTER, POINTER, POINTER, LONG, POINTER, LONG, POINTER),
 }
 

@@ -13,6 +13,7 @@ from deepinfer.backends.cpu import (
     engram_rows,
     hyper,
     indexer,
+    layers,
     moe,
     projections,
     tokens,
@@ -45,6 +46,8 @@ FUNCTIONS: tuple[Callable[..., Any], ...] = (
     engram_rows.ngram_rows,
     engram.prepare_engram,
     engram.engram,
+    layers.prepare_layers,
+    layers.run_layers,
     tokens.store_tokens,
 )
 
