@@ -43,7 +43,7 @@ def weights_arena() -> Arena:
 
 def _large_pages(num_bytes: int) -> Tensor:
     """[num_bytes or more] uint8 that begins with a page, in large pages where the system has them."""
-    memory = mmap.mmap(-1, num_bytes + PAGE_BYTES)
+    memory = mmap.mmap(-1, num_bytes + PAGE_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
     whole = torch.frombuffer(memory, dtype=torch.uint8)
