@@ -78,7 +78,7 @@ void enter(const Hyper& hyper, const float* streams, const float* pre, int64_t t
     for (int64_t start = 0; start < tokens; start += GRAIN) {
         const int64_t count = std::min(GRAIN, tokens - start);
         float scales[GRAIN];
-        gemm_panels(streams + start * size, count, size, hyper.fn, products, width, 0, num_panels(hyper.fn));
+        gemm(streams + start * size, count, size, hyper.fn, products, width);
         for (int64_t t = 0; t < count; ++t) {
             const float* from = streams + (start + t) * size;
             float* to = x + (start + t) * hyper.hidden;

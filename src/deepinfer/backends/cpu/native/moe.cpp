@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <vector>
 
 #include "activation.h"
 #include "gemm.h"
@@ -14,14 +15,19 @@ namespace deepinfer {
 namespace {
 
 constexpr int64_t GRAIN = 64;   // tokens a thread takes at least
-constexpr int64_t CHUNK = 256;  // rows whose hidden values are kept at a time
+constexpr int64_t CHUNK = 128;  // rows whose hidden values are kept at a time
 
 struct ScoreScratch;
 struct InputScratch;
 struct InnerScratch;
 struct HiddenScratch;
+struct ShareScratch;
 struct OutputScratch;
 struct PairScratch;
+struct BeginScratch;
+struct NextScratch;
+struct PlaceScratch;
+struct FoundScratch;
 
 void score(const Router& router, float* logits, int64_t count) {
     for (int64_t e = 0; e < count; ++e) logits[e] /= router.temperature;
@@ -82,18 +88,52 @@ void add(float* to, const float* what, int64_t count) {
         store(to + i, load(to + i, count - i) + load(what + i, count - i), count - i);
 }
 
-// Pairs (token, place) sorted by expert; begins [experts + 1]. False when an expert does not exist.
-bool sort_pairs(const int32_t* chosen, int64_t count, int64_t num_experts, int32_t* pairs, int64_t* begins) {
-    std::fill(begins, begins + num_experts + 1, 0);
+// The pairs of token and place in sorted order: by expert, then by token.
+struct Order {
+    int32_t* pairs;    // [count] numbers token * k + place
+    int64_t* begins;   // [experts + 1] where each expert's pairs begin
+};
+
+// False when an expert does not exist.
+bool sort_pairs(const int32_t* chosen, int64_t count, int64_t num_experts, const Order& order) {
+    std::fill(order.begins, order.begins + num_experts + 1, 0);
     for (int64_t i = 0; i < count; ++i) {
         if (chosen[i] < 0 || chosen[i] >= num_experts) return false;
-        ++begins[chosen[i] + 1];
+        ++order.begins[chosen[i] + 1];
     }
-    for (int64_t e = 0; e < num_experts; ++e) begins[e + 1] += begins[e];
-    int64_t* next = scratch<PairScratch, int64_t>(num_experts);
-    std::copy(begins, begins + num_experts, next);
-    for (int64_t i = 0; i < count; ++i) pairs[next[chosen[i]]++] = static_cast<int32_t>(i);
+    for (int64_t e = 0; e < num_experts; ++e) order.begins[e + 1] += order.begins[e];
+    int64_t* next = scratch<NextScratch, int64_t>(num_experts);
+    std::copy(order.begins, order.begins + num_experts, next);
+    for (int64_t i = 0; i < count; ++i) order.pairs[next[chosen[i]]++] = static_cast<int32_t>(i);
     return true;
+}
+
+// Some sorted pairs of one expert.
+struct Stretch {
+    int64_t expert, first, last;
+};
+
+std::vector<Stretch> stretches_of(const Order& order, int64_t num_experts) {
+    std::vector<Stretch> stretches;
+    for (int64_t e = 0; e < num_experts; ++e)
+        for (int64_t first = order.begins[e]; first < order.begins[e + 1]; first += CHUNK)
+            stretches.push_back({e, first, std::min(first + CHUNK, order.begins[e + 1])});
+    return stretches;
+}
+
+// outputs [pairs, hidden] of a stretch of sorted pairs.
+void feed_stretch(const Experts& experts, const Stretch& stretch, const Order& order, const float* x, int64_t stride,
+                  const float* share, int64_t k, float* outputs) {
+    const Matrix &gate_up = experts.gate_up[stretch.expert], &down = experts.down[stretch.expert];
+    const int64_t rows = stretch.last - stretch.first, width = gate_up.columns;
+    float* inputs = scratch<InputScratch>(rows * width);
+    float* shares = scratch<ShareScratch>(rows);
+    for (int64_t i = 0; i < rows; ++i) {
+        const int64_t pair = order.pairs[stretch.first + i];
+        std::copy_n(x + pair / k * stride, width, inputs + i * width);
+        shares[i] = share[pair];
+    }
+    feed(inputs, rows, width, gate_up, down, experts.limit, shares, outputs + stretch.first * down.rows);
 }
 
 }  // namespace
@@ -109,7 +149,7 @@ EXPORT void route(const Router* router, const float* x, int64_t stride, const ui
         float* scores = scratch<ScoreScratch>((CHUNK + 1) * count);
         for (int64_t start = first; start < last; start += CHUNK) {
             const int64_t rows = std::min(CHUNK, last - start);
-            gemm_panels(x + start * stride, rows, stride, router->matrix, scores, count, 0, num_panels(router->matrix));
+            gemm(x + start * stride, rows, stride, router->matrix, scores, count);
             for (int64_t i = 0; i < rows; ++i) {
                 const int64_t t = start + i;
                 const float* bias = is_image && is_image[t] ? router->bias_image : router->bias;
@@ -123,30 +163,27 @@ EXPORT void route(const Router* router, const float* x, int64_t stride, const ui
 // Each token's outputs are added in ascending expert order. Returns 0, or 1 when an expert does not exist.
 EXPORT int64_t experts(const Experts* experts, const float* x, int64_t stride, const int32_t* chosen,
                        const float* share, int64_t tokens, int64_t k, float* out) {
-    struct Order;
-    struct Begin;
-    struct Share;
-    const int64_t num_experts = experts->num_experts, hidden = experts->down->rows, width = experts->gate_up->columns;
-    int32_t* pairs = scratch<Order, int32_t>(tokens * k);
-    int64_t* begins = scratch<Begin, int64_t>(num_experts + 1);
-    if (!sort_pairs(chosen, tokens * k, num_experts, pairs, begins)) return 1;
-    std::fill(out, out + tokens * hidden, 0.0f);
-    float* inputs = scratch<InputScratch>(CHUNK * width);
-    float* outputs = scratch<OutputScratch>(CHUNK * hidden);
-    float* shares = scratch<Share>(CHUNK);
-    for (int64_t e = 0; e < num_experts; ++e) {
-        for (int64_t start = begins[e]; start < begins[e + 1]; start += CHUNK) {
-            const int64_t rows = std::min(CHUNK, begins[e + 1] - start);
-            for (int64_t i = 0; i < rows; ++i) {
-                const int64_t pair = pairs[start + i];
-                std::copy_n(x + pair / k * stride, width, inputs + i * width);
-                shares[i] = share[pair];
-            }
-            feed(inputs, rows, width, experts->gate_up[e], experts->down[e], experts->limit, shares, outputs);
-            for (int64_t i = 0; i < rows; ++i)
-                add(out + pairs[start + i] / k * hidden, outputs + i * hidden, hidden);
-        }
+    const int64_t num_experts = experts->num_experts, hidden = experts->down->rows, count = tokens * k;
+    const Order order{scratch<PairScratch, int32_t>(count), scratch<BeginScratch, int64_t>(num_experts + 1)};
+    if (!sort_pairs(chosen, count, num_experts, order)) return 1;
+    float* outputs = scratch<OutputScratch>(count * hidden);
+    const auto stretches = stretches_of(order, num_experts);
+    parallel(static_cast<int64_t>(stretches.size()), 1, [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) feed_stretch(*experts, stretches[i], order, x, stride, share, k, outputs);
+    });
+    int32_t* places = scratch<PlaceScratch, int32_t>(count);  // [tokens, k] of a token's outputs, ascending
+    int32_t* found = scratch<FoundScratch, int32_t>(tokens);
+    std::fill(found, found + tokens, 0);
+    for (int64_t i = 0; i < count; ++i) {
+        const int64_t token = order.pairs[i] / k;
+        places[token * k + found[token]++] = static_cast<int32_t>(i);
     }
+    parallel(tokens, GRAIN, [=](int64_t first, int64_t last) {
+        for (int64_t t = first; t < last; ++t) {
+            std::fill(out + t * hidden, out + (t + 1) * hidden, 0.0f);
+            for (int64_t i = 0; i < k; ++i) add(out + t * hidden, outputs + places[t * k + i] * hidden, hidden);
+        }
+    });
     return 0;
 }
 
