@@ -102,8 +102,7 @@ void score_all(const Step& step, const Tile& tile, int64_t count, float* scores,
     const uint8_t* keys[CHUNK_KEYS];
     for (int64_t start = 0; start < count; start += CHUNK_KEYS) {
         const int64_t size = std::min(CHUNK_KEYS, count - start);
-        for (int64_t k = 0; k < size; ++k)
-            keys[k] = find_entry(step.batch, step.pages, tile.row, static_cast<int32_t>(start + k));
+        find_entries(step.batch, step.pages, tile.row, start, size, keys);
         score_chunk(step, tile.first, tile.last - tile.first, keys, size, scores + start, stride);
     }
 }
