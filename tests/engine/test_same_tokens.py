@@ -81,3 +81,12 @@ def test_prefill_of_t_tokens_equals_prefill_of_one_less_and_a_decode_step(plain:
     for one, other in zip(stepped, whole, strict=True):
         assert one.token_ids[1] == other.token_ids[0]
         assert one.logprobs[1].logprob == pytest.approx(other.logprobs[0].logprob, abs=2e-3)
+
+
+@pytest.mark.parametrize("keep", [3, 140])
+def test_a_bounded_replay_reads_nothing_of_the_slot_s_last_request(keep: int) -> None:
+    options = {"precision": "float32", "decoder_replay": "bounded", "replay_keep_tokens": keep, "max_num_requests": 1}
+    params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=0)
+    with LLM(goldens.CHECKPOINT, **options) as llm:
+        first, _, again = (llm.generate([prompt], params)[0] for prompt in (LONG[:60], LONG[60:200], LONG[:60]))
+    assert [entry.logprob for entry in again.logprobs] == [entry.logprob for entry in first.logprobs]

@@ -121,9 +121,13 @@ def leave_layer(ops: Ops, layer: BoundLayer, entered: Entered, inputs: LayerInpu
     return LayerState(streams, mix.pre, selection)
 
 
-def keep_tokens(entered: Entered, inputs: LayerInputs, kept: Tensor, batch: TokenBatch) -> tuple[Entered, LayerInputs]:
-    """A layer's step and its inputs for the tokens `kept` [n] int64 alone; `batch` describes those."""
+def keep_tokens(
+    entered: Entered, inputs: LayerInputs, kept: Tensor | None, batch: TokenBatch
+) -> tuple[Entered, LayerInputs]:
+    """A layer's step and its inputs for the tokens `kept` [n] int64 alone, None = all; `batch` describes those."""
     mix, selection, rows, is_image = entered.mix, entered.selection, inputs.ngram_rows, inputs.is_image
+    if kept is None:
+        return entered, LayerInputs(batch, rows, is_image)
     if selection is not None:
         candidates = selection.candidates
         selection = Selection(selection.entries[kept], None if candidates is None else candidates[kept])

@@ -91,8 +91,8 @@ def run_layers(state: LayerState, inputs: LayerInputs, layers: CpuLayers) -> Lay
     if not layers.layers:
         return state
     hyper, num_tokens = layers.layers[0].parts.attention_hyper, inputs.batch.num_tokens
-    streams = dense("streams", state.streams, (num_tokens, hyper.num_streams, hyper.hidden)).clone()
-    pre = dense("pre", state.pre, (num_tokens, hyper.num_streams)).clone()
+    streams = _copy("streams", state.streams, (num_tokens, hyper.num_streams, hyper.hidden))
+    pre = _copy("pre", state.pre, (num_tokens, hyper.num_streams))
     step, _step_tensors = _step_inputs(inputs)
     given, _given_tensors = _given(state.selection, num_tokens)
     entries = candidates = entries_address = candidates_address = None
@@ -110,6 +110,12 @@ def run_layers(state: LayerState, inputs: LayerInputs, layers: CpuLayers) -> Lay
     ):  # fmt: skip
         raise ShapeError("n-gram rows point outside of an engram table")
     return LayerState(streams, pre, None if entries is None else Selection(entries, candidates))
+
+
+def _copy(name: str, tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """A dense tensor to be changed in place."""
+    found = dense(name, tensor, shape)
+    return found.clone() if found is tensor else found
 
 
 def _step_inputs(inputs: LayerInputs) -> tuple[InputsStruct, list[Tensor]]:

@@ -46,9 +46,11 @@ class BoundModel:
         self.layers_below = ops.prepare_layers(layers[:boundary])
         self.layers_above = ops.prepare_layers(layers[boundary + 1 :])
         self.token_ring = pools.numbers("tokens", torch.int32).squeeze(-1)  # [slots, length]
+        self.window = model.config.window
+        self.first_stream = torch.eye(1, model.config.num_streams, device=self.token_ring.device)
 
     def forward(self, inputs: ForwardBatch) -> Tensor:
-        """Logits [len(logit_tokens), vocab] float32; writes the step's entries into all caches.
+        """Logits [logit tokens, vocab] float32; writes the step's entries into all caches.
 
         Every token passes the layers below the boundary and the boundary layer's compressor. What
         lies above reads global entries that are complete by then and the window vectors of its
@@ -59,24 +61,27 @@ class BoundModel:
             ngram_rows = ops.ngram_rows(inputs.tokens, batch, self.token_ring, model.ngrams)
         ops.store_tokens(inputs.tokens, batch, self.token_ring)
         state = self._initial_state(ops.embed(inputs.tokens, model.embedding))
-        shared, kept, boundary = (
-            LayerInputs(batch, ngram_rows, inputs.is_image),
-            inputs.decoder_tokens,
-            self.boundary_layer,
-        )
-        if kept is None or boundary is None:
-            state = ops.run_layers(state, shared, self.all_layers)
-        else:
-            entered = enter_layer(ops, boundary, ops.run_layers(state, shared, self.layers_below), shared)
-            if not len(kept):
-                return state.streams.new_zeros(0, model.config.vocab_size, dtype=torch.float32)
-            entered, shared = keep_tokens(entered, shared, kept, inputs.decoder)
-            state = ops.run_layers(leave_layer(ops, boundary, entered, shared), shared, self.layers_above)
-        chosen = inputs.logit_tokens
-        return ops.head(state.streams[chosen], state.pre[chosen], model.head)
+        shared = LayerInputs(batch, ngram_rows, inputs.is_image)
+        done = self._run_layers(state, shared, inputs)
+        if done is None:
+            return torch.zeros(0, model.config.vocab_size, device=inputs.tokens.device)
+        streams, pre, chosen = done.streams, done.pre, inputs.logit_tokens
+        if chosen is not None:
+            streams, pre = streams[chosen], pre[chosen]
+        return ops.head(streams, pre, model.head)
 
     def _initial_state(self, x: Tensor) -> LayerState:
         num_streams = self.model.config.num_streams
-        pre = torch.zeros(x.shape[0], num_streams, dtype=torch.float32, device=x.device)
-        pre[:, 0] = 1
-        return LayerState(x.unsqueeze(1).repeat(1, num_streams, 1), pre, None)
+        return LayerState(x.unsqueeze(1).expand(-1, num_streams, -1), self.first_stream.expand(len(x), -1), None)
+
+    def _run_layers(self, state: LayerState, shared: LayerInputs, inputs: ForwardBatch) -> LayerState | None:
+        """The decoder's tokens after all layers; None when there are none."""
+        ops, kept, boundary = self.model.ops, inputs.decoder_tokens, self.boundary_layer
+        if boundary is None or inputs.decoder is inputs.encoder:
+            state = ops.run_layers(state, shared, self.all_layers)
+            return state if kept is None else LayerState(state.streams[kept], state.pre[kept], None)
+        entered = enter_layer(ops, boundary, ops.run_layers(state, shared, self.layers_below), shared)
+        if kept is not None and not len(kept):
+            return None
+        entered, shared = keep_tokens(entered, shared, kept, inputs.decoder)
+        return ops.run_layers(leave_layer(ops, boundary, entered, shared), shared, self.layers_above)
