@@ -14,6 +14,12 @@ struct Line {
     Vec part[VECS];
 };
 
+inline Line zero_line() {
+    Line line;
+    for (int v = 0; v < VECS; ++v) line.part[v] = Vec{};
+    return line;
+}
+
 inline Line load_line(const float* from) {
     Line line;
     for (int v = 0; v < VECS; ++v) line.part[v] = load(from + v * LANES);

@@ -86,9 +86,8 @@ struct Target {
 template <int R, class Source>
 void tile(const float* x, int64_t stride, int64_t columns, Source source, const uint8_t* exponents, float unit,
           Target to, bool is_first) {
-    Line total[R] = {};
-    if (!is_first)
-        for (int r = 0; r < R; ++r) total[r] = load_some(to.out + r * to.stride, to.count);
+    Line total[R];
+    for (int r = 0; r < R; ++r) total[r] = is_first ? zero_line() : load_some(to.out + r * to.stride, to.count);
     add_columns<R>(x, stride, columns, source, exponents, unit, total);
     for (int r = 0; r < R; ++r) store_some(to.out + r * to.stride, total[r], to.count);
 }
