@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -36,7 +38,8 @@ class BoundModel:
     """A model and the caches it reads and writes."""
 
     def __init__(self, model: V41Model, pools: CachePools):
-        self.model, ops, boundary = model, model.ops, model.config.boundary
+        self.model, self.pools = model, pools
+        ops, boundary = model.ops, model.config.boundary
         layers = [
             BoundLayer(parts, layer_caches(plan, pools))
             for plan, parts in zip(model.config.layers, model.layers, strict=True)
@@ -59,20 +62,21 @@ class BoundModel:
             ngram_rows = ops.ngram_rows(inputs.tokens, batch, self.token_ring, model.ngrams)
         ops.store_tokens(inputs.tokens, batch, self.token_ring)
         state = self._initial_state(ops.embed(inputs.tokens, model.embedding))
-        shared, kept, boundary = (
-            LayerInputs(batch, ngram_rows, inputs.is_image),
-            inputs.decoder_tokens,
-            self.boundary_layer,
-        )
-        if kept is None or boundary is None:
+        shared, kept, boundary = LayerInputs(batch, ngram_rows, inputs.is_image), inputs.decoder_tokens, self.boundary_layer
+        if boundary is None or inputs.decoder is inputs.encoder:
             state = ops.run_layers(state, shared, self.all_layers)
         else:
             entered = enter_layer(ops, boundary, ops.run_layers(state, shared, self.layers_below), shared)
-            if not len(kept):
+            if kept is None:  # all tokens go on, but to windows that begin later
+                shared = replace(shared, batch=inputs.decoder)
+            elif len(kept):
+                entered, shared = keep_tokens(entered, shared, kept, inputs.decoder)
+            else:
                 return state.streams.new_zeros(0, model.config.vocab_size, dtype=torch.float32)
-            entered, shared = keep_tokens(entered, shared, kept, inputs.decoder)
             state = ops.run_layers(leave_layer(ops, boundary, entered, shared), shared, self.layers_above)
         chosen = inputs.logit_tokens
+        if boundary is None and kept is not None:
+            chosen = kept[chosen]  # nothing lies above a boundary, so no token was left behind
         return ops.head(state.streams[chosen], state.pre[chosen], model.head)
 
     def _initial_state(self, x: Tensor) -> LayerState:
