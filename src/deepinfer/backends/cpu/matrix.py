@@ -30,6 +30,7 @@ class MatrixStruct(ctypes.Structure):
         ("rows", ctypes.c_int64),
         ("columns", ctypes.c_int64),
         ("format", ctypes.c_int64),
+        ("rounds", ctypes.c_int64),
     )
 
 
@@ -50,8 +51,11 @@ class Matrix:
     columns: int
 
 
-def prepare_matrix(*weights: Weight) -> Matrix:
-    """One matrix, or several stacked by rows that share their input; each may have a leading stack dimension."""
+def prepare_matrix(*weights: Weight, rounds: bool = True) -> Matrix:
+    """One matrix, or several stacked by rows that share their input; each may have a leading stack dimension.
+
+    rounds: the input of a product with fp8 or fp4 weights is rounded to fp8 in blocks of 32.
+    """
     formats = {_format(weight) for weight in weights}
     require(len(formats) == 1, "matrices that share their input must all be stored in the same format")
     number_format = formats.pop()
@@ -67,17 +71,18 @@ def prepare_matrix(*weights: Weight) -> Matrix:
         struct.values = packed[number].data_ptr()
         struct.exponents = exponents[number].data_ptr() if exponents is not None else None
         struct.rows, struct.columns, struct.format = rows, columns, number_format
+        struct.rounds = rounds and number_format in (E4M3, E2M1)
     return Matrix(packed, exponents, array, ctypes.addressof(array), rows, columns)
 
 
 def prepare_groups(weight: Weight, num_groups: int) -> Matrix:
-    """A stack of `num_groups` matrices out of one whose rows they share in order."""
+    """A stack of `num_groups` matrices out of one whose rows they share in order; their inputs are not rounded."""
     rows = weight.value.shape[0]
     require(rows % num_groups == 0, f"a matrix of {rows} rows has no {num_groups} equal groups")
     value, scale = weight.value.unflatten(0, (num_groups, -1)), None
     if weight.scale is not None:
         scale = _row_scales(weight.scale.view(torch.uint8), rows).unflatten(0, (num_groups, -1))
-    return prepare_matrix(Weight(value, scale))
+    return prepare_matrix(Weight(value, scale), rounds=False)
 
 
 def multiply(x: Tensor, matrix: Matrix) -> Tensor:

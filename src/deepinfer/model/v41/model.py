@@ -62,7 +62,11 @@ class BoundModel:
             ngram_rows = ops.ngram_rows(inputs.tokens, batch, self.token_ring, model.ngrams)
         ops.store_tokens(inputs.tokens, batch, self.token_ring)
         state = self._initial_state(ops.embed(inputs.tokens, model.embedding))
-        shared, kept, boundary = LayerInputs(batch, ngram_rows, inputs.is_image), inputs.decoder_tokens, self.boundary_layer
+        shared, kept, boundary = (
+            LayerInputs(batch, ngram_rows, inputs.is_image),
+            inputs.decoder_tokens,
+            self.boundary_layer,
+        )
         if boundary is None or inputs.decoder is inputs.encoder:
             state = ops.run_layers(state, shared, self.all_layers)
         else:
