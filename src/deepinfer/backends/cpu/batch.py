@@ -11,9 +11,9 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 
-from deepinfer.backends.cpu.tensors import LONG, POINTER
+from deepinfer.backends.cpu.tensors import LONG, POINTER, dense
+from deepinfer.errors import ShapeError
 from deepinfer.ops.batch import TokenBatch
-from deepinfer.ops.reference.shapes import expect, require
 
 T = TypeVar("T")
 
@@ -74,33 +74,32 @@ def read_cache(name: str, cache: Tensor, width: int, dtype: torch.dtype = torch.
     struct = _caches.get(cache, lambda: _make_cache(cache))
     if struct is None:
         return read_cache(name, cache.contiguous(), width, dtype)
-    is_right = cache.dtype is dtype and struct.bytes == width * dtype.itemsize
-    require(is_right, f"{name} is {cache.dtype} of shape {list(cache.shape)}; it must have {width} {dtype} an entry")
+    if cache.dtype is not dtype or struct.bytes != width * dtype.itemsize:
+        raise ShapeError(f"{name} is {cache.dtype} of shape {list(cache.shape)}; it must have {width} {dtype} an entry")
     return ctypes.addressof(struct), cache
 
 
 def write_cache(name: str, cache: Tensor, width: int, dtype: torch.dtype = torch.uint8) -> int:
     """Address of the struct of a cache that is written to; raises ShapeError when its entries are spread out."""
     address, kept = read_cache(name, cache, width, dtype)
-    require(kept is cache, f"{name} has strides {cache.stride()}; entries of a slot or block must lie side by side")
+    if kept is not cache:
+        raise ShapeError(f"{name} has strides {cache.stride()}; entries of a slot or block must lie side by side")
     return address
 
 
 def _make_batch(batch: TokenBatch) -> tuple[int, BatchStruct, list[Tensor]]:
     num_tokens, num_rows = batch.num_tokens, len(batch.row_slots)
-    shapes: list[tuple[str, Tensor, tuple[int | None, ...]]] = [
-        ("positions", batch.positions, (num_tokens,)),
-        ("row offsets", batch.row_offsets, (num_rows + 1,)),
-        ("row starts", batch.row_starts, (num_rows,)),
-        ("row slots", batch.row_slots, (num_rows,)),
-        ("block table", batch.block_table, (num_rows, None)),
-        ("window starts", batch.window_starts, (num_rows,)),
+    num_columns = batch.block_table.shape[1]
+    kept = [
+        dense("positions", batch.positions, (num_tokens,), torch.int32),
+        dense("row offsets", batch.row_offsets, (num_rows + 1,), torch.int32),
+        dense("row starts", batch.row_starts, (num_rows,), torch.int32),
+        dense("row slots", batch.row_slots, (num_rows,), torch.int32),
+        dense("block table", batch.block_table, (num_rows, num_columns), torch.int32),
+        dense("window starts", batch.window_starts, (num_rows,), torch.int32),
     ]
-    for name, tensor, shape in shapes:
-        expect(name, tensor, shape, torch.int32)
-    kept = [tensor.contiguous() for _, tensor, _ in shapes]
     pointers = [tensor.data_ptr() for tensor in kept]
-    struct = BatchStruct(*pointers, num_tokens, num_rows, batch.block_table.shape[1], batch.block_tokens)
+    struct = BatchStruct(*pointers, num_tokens, num_rows, num_columns, batch.block_tokens)
     return ctypes.addressof(struct), struct, kept
 
 

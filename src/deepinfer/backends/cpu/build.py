@@ -45,10 +45,10 @@ def library_file() -> Path:
     name = f"deepinfer-{digest.hexdigest()[:24]}.so"
     for folder in _folders():
         target = folder / name
-        if target.exists():
-            return target
         try:
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            _make_private(folder)
+            if target.exists():
+                return target
             with _locked(folder / f"{name}.lock"):
                 if not target.exists():
                     _compile([compiler, *flags], [file for file in files if file.suffix == ".cpp"], target)
@@ -82,7 +82,14 @@ def _folders() -> Iterator[Path]:
     home = env.get("XDG_CACHE_HOME")
     with contextlib.suppress(RuntimeError):  # no home folder
         yield (Path(home) if home else Path.home() / ".cache") / "deepinfer" / "native"
-    yield Path(tempfile.mkdtemp(prefix="deepinfer-"))
+    yield Path(tempfile.gettempdir()) / f"deepinfer-{os.getuid()}"
+
+
+def _make_private(folder: Path) -> None:
+    """Make the folder, ours alone. Raises OSError when it is somebody else's, whose code we would run."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if folder.lstat().st_uid != os.getuid():
+        raise PermissionError(f"{folder} belongs to another user")
 
 
 def _version(compiler: str) -> str:

@@ -38,6 +38,19 @@ inline const uint8_t* find_entry(const Batch& batch, const Cache& pages, int64_t
     return pages.has(block) ? pages.at(block, place) : nullptr;
 }
 
+// The same for `count` entries from `first` on.
+inline void find_entries(const Batch& batch, const Cache& pages, int64_t row, int64_t first, int64_t count,
+                         const uint8_t** found) {
+    for (int64_t i = 0; i < count;) {
+        const int64_t entry = first + i, in_block = std::min(pages.entries - entry % pages.entries, count - i);
+        const uint8_t* start = find_entry(batch, pages, row, static_cast<int32_t>(entry));
+        for (int64_t end = i + in_block; i < end; ++i) {
+            found[i] = start;
+            if (start) start += pages.bytes;
+        }
+    }
+}
+
 // Some tokens of one row.
 struct Tile {
     int64_t row, first, last;  // tokens first .. last - 1 of the step

@@ -102,8 +102,7 @@ void score_all(const Step& step, const Tile& tile, int64_t count, float* scores,
     const uint8_t* keys[CHUNK_KEYS];
     for (int64_t start = 0; start < count; start += CHUNK_KEYS) {
         const int64_t size = std::min(CHUNK_KEYS, count - start);
-        for (int64_t k = 0; k < size; ++k)
-            keys[k] = find_entry(step.batch, step.pages, tile.row, static_cast<int32_t>(start + k));
+        find_entries(step.batch, step.pages, tile.row, start, size, keys);
         score_chunk(step, tile.first, tile.last - tile.first, keys, size, scores + start, stride);
     }
 }
@@ -117,8 +116,8 @@ void score_list(const Step& step, int64_t row, int64_t token, const int32_t* lis
     }
 }
 
-const uint32_t* orders_of(const float* scores, int64_t count) {
-    uint32_t* orders = scratch<OrderBuffer, uint32_t>(count);
+const int32_t* orders_of(const float* scores, int64_t count) {
+    int32_t* orders = scratch<OrderBuffer, int32_t>(count);
     for (int64_t i = 0; i < count; ++i) orders[i] = order_of(scores[i]);
     return orders;
 }
@@ -162,12 +161,12 @@ void select_among_candidates(const Step& step, int64_t row, int64_t token, int64
 }
 
 // The best blocks by their best entry, the newest always among them.
-void keep_blocks(const Step& step, const uint32_t* orders, int64_t visible, int32_t* out) {
+void keep_blocks(const Step& step, const int32_t* orders, int64_t visible, int32_t* out) {
     const int64_t size = step.indexer.candidate_size, blocks = (visible + size - 1) / size;
-    uint32_t* best = scratch<BlockBuffer, uint32_t>(blocks);
+    int32_t* best = scratch<BlockBuffer, int32_t>(blocks);
     for (int64_t block = 0; block < blocks; ++block)
         best[block] = *std::max_element(orders + block * size, orders + std::min((block + 1) * size, visible));
-    best[blocks - 1] = UINT32_MAX;
+    best[blocks - 1] = INT32_MAX;
     int32_t* chosen = scratch<ChosenBuffer, int32_t>(step.num_kept + 1);
     top_indices(best, blocks, step.num_kept, chosen);
     std::copy(chosen, chosen + step.num_kept, out);
@@ -183,7 +182,7 @@ void select_from(const Step& step, int64_t token, int64_t visible, const float* 
     const bool takes_blocks =
         indexer.keeps_candidates && visible > indexer.candidate_blocks * indexer.candidate_size;
     int32_t* entries = step.entries + token * step.num_entries;
-    const uint32_t* orders = visible > count || takes_blocks ? orders_of(scores, visible) : nullptr;
+    const int32_t* orders = visible > count || takes_blocks ? orders_of(scores, visible) : nullptr;
     if (visible > count) {
         int32_t* chosen = scratch<ChosenBuffer, int32_t>(count + 1);
         top_indices(orders, visible, count, chosen);
