@@ -31,7 +31,12 @@ from deepinfer.ops.reference import quant
 from deepinfer.ops.reference.build import reference_ops
 from deepinfer.ops.table import Ops, build
 
-CASES = {"1 row, 200": (1, 200, 1), "64 rows, 200": (64, 200, 1), "chunk of 2048": (1, 0, 2048), "1 row, 5000": (1, 5000, 1)}
+CASES = {
+    "1 row, 200": (1, 200, 1),
+    "64 rows, 200": (64, 200, 1),
+    "chunk of 2048": (1, 0, 2048),
+    "1 row, 5000": (1, 5000, 1),
+}
 
 
 def make_batch(config: ModelConfig, rows: int, start: int, count: int) -> TokenBatch:
@@ -129,7 +134,8 @@ def main() -> None:
     ops = build(sets)
     sources = [plan for plan in config.layers if plan.owns_index]
     plans = {f"ratio {plan.ratio}": plan for plan in reversed(sources) if plan.owns_kv}
-    plans |= {"candidates": plan for plan in reversed(sources) if plan.uses_candidates}
+    candidates = next((plan for plan in sources if plan.uses_candidates), None)
+    plans |= {"candidates": candidates} if candidates is not None else {}
     with torch.inference_mode():
         for layer, plan in reversed(plans.items()):
             for case, shape in CASES.items():
