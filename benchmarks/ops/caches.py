@@ -6,6 +6,7 @@
 Cases: one request and 64 requests that decode at position 200, a prompt chunk of 2,048 tokens, one request that
 decodes at position 5,000. Layers: the first of each ratio that owns keys and an index, and the first one that selects
 among candidates. Keys are packed random vectors. The least and the median time of a call are shown, Python included.
+Before timing, selections and results are compared with the reference's.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -71,7 +73,7 @@ def filled_caches(config: ModelConfig, batch: TokenBatch) -> CachePools:
 
 def calls_of(
     ops: Ops, config: ModelConfig, plan: LayerPlan, weights: V41Weights, batch: TokenBatch
-) -> dict[str, Callable[[], object]]:
+) -> dict[str, Callable[[], Any]]:
     """The cache ops of one layer on random inputs."""
     pools, tokens = filled_caches(config, batch), batch.num_tokens
     attention = ops.prepare_attention(weights.attention(plan.index))
@@ -81,7 +83,7 @@ def calls_of(
         pools.rows(f"{name}.{number}")
         for name, number in (("window", plan.index), ("compressed", plan.kv_source), ("index", plan.kv_source))
     )
-    calls: dict[str, Callable[[], object]] = {"store_window": lambda: ops.store_window(rows, batch, ring)}
+    calls: dict[str, Callable[[], Any]] = {"store_window": lambda: ops.store_window(rows, batch, ring)}
     if plan.owns_kv:
         compressor = ops.prepare_compressor(weights.compressor(plan.index))
         state = pools.numbers(f"state.{plan.index}", torch.float32).unflatten(-1, (2, -1)) if plan.ratio > 1 else None
@@ -105,7 +107,20 @@ def some_candidates(config: ModelConfig, batch: TokenBatch) -> Tensor:
     return found
 
 
-def measure(call: Callable[[], object], repeats: int) -> tuple[float, float]:
+def check(ops: Ops, reference: Ops, config: ModelConfig, plan: LayerPlan, weights: V41Weights) -> None:
+    """On the same inputs, both sets must select and attend alike."""
+    results = []
+    for table in (ops, reference):
+        torch.manual_seed(1)
+        calls = calls_of(table, config, plan, weights, make_batch(config, 4, 300, 2))
+        results.append((calls["select"]().entries, calls["attend"]()))
+    (entries, attended), (other_entries, other) = results
+    agreement = float((entries == other_entries).float().mean())
+    error = float((attended - other).norm() / other.norm())
+    assert agreement > 0.9 and error < 0.05, f"{agreement:.0%} of the entries agree, and results to {error:.1e}"
+
+
+def measure(call: Callable[[], Any], repeats: int) -> tuple[float, float]:
     seconds = []
     began = time.perf_counter()
     while len(seconds) < 3 or (len(seconds) < repeats and time.perf_counter() - began < 5):
@@ -128,16 +143,16 @@ def main() -> None:
     config = ModelConfig.from_file(folder / "config.json")
     weights = V41Weights(Checkpoint(folder), config, folder, torch.device("cpu"))
     sets = {"reference": reference_ops("fast")}
+    reference = build(sets)
     if arguments.backend == "cpu":
         native().set_num_threads(arguments.threads)
         sets["cpu"] = cpu_ops()
     ops = build(sets)
     sources = [plan for plan in config.layers if plan.owns_index]
-    plans = {f"ratio {plan.ratio}": plan for plan in reversed(sources) if plan.owns_kv}
-    candidates = next((plan for plan in sources if plan.uses_candidates), None)
-    plans |= {"candidates": candidates} if candidates is not None else {}
+    layers = {"candidates" if plan.uses_candidates else f"ratio {plan.ratio}": plan for plan in reversed(sources)}
     with torch.inference_mode():
-        for layer, plan in reversed(plans.items()):
+        for layer, plan in layers.items():
+            check(ops, reference, config, plan, weights)
             for case, shape in CASES.items():
                 for name, call in calls_of(ops, config, plan, weights, make_batch(config, *shape)).items():
                     if arguments.only in (None, name):

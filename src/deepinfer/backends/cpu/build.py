@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from deepinfer import env, log
@@ -22,7 +23,7 @@ logger = log.get(__name__)
 SOURCES = Path(__file__).parent / "native"
 COMPILERS = ("c++", "g++", "clang++")
 FLAGS = (
-    "-std=c++17", "-O3", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden", "-fno-math-errno", "-ffp-contract=fast",
+    "-std=c++17", "-O3", "-fPIC", "-pthread", "-fvisibility=hidden", "-fno-math-errno", "-ffp-contract=fast",
     "-Wno-psabi",
 )  # fmt: skip
 AVX2 = ("avx2", "fma", "f16c")
@@ -98,9 +99,12 @@ def _version(compiler: str) -> str:
 
 def _compile(command: list[str], sources: list[Path], target: Path) -> None:
     """Compile next to the target, then move it into place, so that nobody ever loads half a file."""
-    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        made = Path(folder) / target.name
-        _run([*command, *map(str, sources), "-o", str(made)])
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder, ThreadPoolExecutor(os.cpu_count()) as workers:
+        objects = [f"{folder}/{source.stem}.o" for source in sources]
+        jobs = [[*command, "-c", str(source), "-o", made] for source, made in zip(sources, objects, strict=True)]
+        list(workers.map(_run, jobs))
+        made = f"{folder}/{target.name}"
+        _run([*command, "-shared", *objects, "-o", made])
         os.replace(made, target)
     logger.info("compiled the native ops into %s", target)
 
