@@ -5,7 +5,8 @@
 
 Every op of the table is wrapped in a clock and whole decode steps of the model run over caches that
 hold `context` tokens per request. Before timing, one step is compared with the same rows run one
-at a time. On the line "step" stands the whole forward pass without the clocks, and with layers as one call where the backend has that.
+at a time. On the line "step" stands the whole forward pass without the clocks, and with layers as one
+call where the backend has that.
 """
 
 from __future__ import annotations
@@ -36,7 +37,6 @@ from deepinfer.model.v41.weights import V41Weights
 from deepinfer.ops.batch import ForwardBatch, TokenBatch
 from deepinfer.ops.reference.build import reference_ops
 from deepinfer.ops.table import OP_NAMES, Ops, build
-
 
 WHOLE_LAYERS = ("prepare_layers", "run_layers")
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from queue import Empty
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from deepinfer.engine.client import EngineClient
-from deepinfer.errors import EngineDeadError
+from deepinfer.errors import EngineDeadError, RequestError
 from deepinfer.frontend.outputs import ChatDelta, OutputDelta
 from deepinfer.frontend.request_ids import RequestIds
 from deepinfer.frontend.stream import RequestStream
@@ -16,9 +18,16 @@ from deepinfer.messages import StepOutput
 if TYPE_CHECKING:
     from deepinfer.frontend.chat_stream import ChatStream
 
+MAX_LEAVE_SECONDS = 1.0
+
 
 class Call:
-    """The requests of one caller; leaving the context aborts those that still run and waits for their ends."""
+    """The requests of one caller; leaving the context aborts those that still run.
+
+    Leaving waits for the ends of these requests, so that their blocks are free and their ids can
+    be used again, but `MAX_LEAVE_SECONDS` at most: it may be the garbage collector that leaves,
+    in a thread that the ends themselves wait for. For the same reason leaving takes no lock.
+    """
 
     def __init__(self, client: EngineClient, ids: RequestIds):
         self._client, self._ids = client, ids
@@ -39,8 +48,13 @@ class Call:
 
     def submit(self, stream: RequestStream) -> None:
         """Queue the stream's request. Raises RequestError when it is refused."""
-        self._subscription.submit(stream.request)
-        self._running[stream.request.request_id] = stream
+        request_id = stream.request.request_id
+        self._running[request_id] = stream  # first: if the caller is interrupted in between, leaving still aborts it
+        try:
+            self._subscription.submit(stream.request)
+        except RequestError:
+            del self._running[request_id]
+            raise
 
     def wait(self) -> StepOutput:
         """The next output of the engine, after every stream has taken its part of it.
@@ -80,13 +94,15 @@ class Call:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        for request_id in self._running:
+            self._client.abandon(request_id, self._subscription)
+        deadline = time.monotonic() + MAX_LEAVE_SECONDS
         try:
-            for request_id in list(self._running):
-                self._client.abort(request_id)
-            while self._running:
-                self.wait()
-        except EngineDeadError:
-            self._running.clear()
+            while any(map(self._client.is_routed, self._running)):
+                self._subscription.get(timeout=max(0.0, deadline - time.monotonic()))
+        except (EngineDeadError, Empty):
+            pass
         finally:
+            self._running.clear()
             for request_id in self._taken:
                 self._ids.release(request_id)

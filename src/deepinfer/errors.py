@@ -46,3 +46,12 @@ class QueueFullError(RequestError):
 
 class EngineDeadError(DeepInferError, RuntimeError):
     """The engine stopped and takes no more requests."""
+
+
+def shown(value: object) -> str:
+    """A value for a message: its repr in at most 80 characters, whatever it is."""
+    try:
+        text = repr(value)
+    except Exception:  # a number of too many digits, or an object that cannot be shown
+        text = f"<{type(value).__name__} that cannot be shown>"
+    return text if len(text) <= 80 else text[:77] + "..."

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from numbers import Number
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -42,6 +43,8 @@ QUEUE_POLL_SECONDS = 0.005
 class LLM:
     """A model, loaded and running; close it, or use it as a context manager.
 
+    What is not closed ends when nobody holds the object any more, or at the interpreter's exit.
+
     model: checkpoint folder or hub id; None = the small model that ships with the package.
     options: every field of `EngineConfig` by its name, as in `LLM(precision="float32",
         max_num_requests=8)`. What is not given comes from DEEPINFER_ variables, then defaults.
@@ -59,12 +62,13 @@ class LLM:
         folder = hub.resolve(self.config.model.model, self.config.model.revision)
         self.tokenizer = _load_tokenizer(folder, is_dummy=self.config.model.load_format == "dummy")
         self.default_params = default_params(folder)
-        engine = launch(self.config, folder, self.tokenizer.eos_ids or None)
-        self._client = engine.client
-        self.vocab_size, self.max_model_len = engine.vocab_size, engine.max_model_len
-        self._builder = RequestBuilder(self.tokenizer, engine.vocab_size, engine.max_model_len)
         self._folder = folder
         self._ids = RequestIds()
+        engine = launch(self.config, folder, self.tokenizer.eos_ids or None)
+        self._client = engine.client
+        weakref.finalize(self, engine.client.close_unused)  # at exit, or when nobody holds this object any more
+        self.vocab_size, self.max_model_len = engine.vocab_size, engine.max_model_len
+        self._builder = RequestBuilder(self.tokenizer, engine.vocab_size, engine.max_model_len, engine.num_cache_tokens)
 
     # -- whole answers
 
@@ -129,20 +133,21 @@ class LLM:
 
         Every token passes every layer, whatever the replay mode. Raises RequestError.
         """
-        parts: list[NDArray[np.float32]] = []
         with Call(self._client, self._ids) as call:
             request_id = call.take_id()
             params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
             request = self._builder.build(token_ids, params, request_id=request_id, wants_prompt_logits=True)
             stream = RequestStream(request, self.tokenizer)
             call.submit(stream)
+            scores = np.empty((len(request.token_ids), self.vocab_size), dtype=np.float32)
             while not stream.is_finished:
-                output = call.wait()
-                parts += [logits for owner, _, logits in output.prompt_logits if owner == request_id]
-        error = stream.output().error
-        if error is not None:
-            raise RequestError(error)
-        return np.concatenate(parts)
+                for owner, start, logits in call.wait().prompt_logits:
+                    if owner == request_id:
+                        scores[start : start + len(logits)] = logits
+        output = stream.output()
+        if output.finish_reason in ("error", "abort"):
+            raise RequestError(output.error or f"request {request_id!r} was aborted; its logits are not complete")
+        return scores
 
     # -- answers while they are written
 
@@ -155,7 +160,8 @@ class LLM:
         """
         with Call(self._client, self._ids) as call:
             taken = call.take_id(request_id)
-            request = self._builder.build(prompt, params or self.default_params, request_id=taken, priority=priority)
+            (chosen,) = self._params_for(1, params)
+            request = self._builder.build(prompt, chosen, request_id=taken, priority=priority)
             yield from call.deltas(RequestStream(request, self.tokenizer))
 
     def stream_chat(
@@ -170,7 +176,8 @@ class LLM:
         """Answer one conversation piece by piece; options as in `chat`, the rest as in `stream`."""
         with Call(self._client, self._ids) as call:
             taken = call.take_id(request_id)
-            stream = self._chat_stream(messages, params or self.default_params, taken, priority, **options)
+            (chosen,) = self._params_for(1, params)
+            stream = self._chat_stream(messages, chosen, taken, priority, **options)
             yield from call.chat_deltas(stream)
 
     # -- control
@@ -214,55 +221,70 @@ class LLM:
 
     def _params_for(self, count: int, params: Params) -> list[SamplingParams]:
         if params is None or isinstance(params, SamplingParams):
-            return [params or self.default_params] * count
+            return [self.default_params if params is None else params] * count
         if not isinstance(params, Sequence) or len(params) != count:
             given = f"a list of {len(params)}" if isinstance(params, Sequence) else f"a {type(params).__name__}"
             raise RequestError(f"params is {given}; it must be one SamplingParams, or one for each of {count} prompts")
-        return list(params)
+        return [self.default_params if one is None else one for one in params]
 
     def _answer_all(
         self, items: list[Any], params: list[SamplingParams], start: Start, progress: bool | None
     ) -> list[RequestOutput]:
         """One output per item, in order; items wait here while the engine's queue is full."""
         outputs: dict[int, RequestOutput] = {}
-        streams: dict[int, RequestStream] = {}
-        waiting = deque(range(len(items)))
+        running: dict[str, tuple[int, RequestStream]] = {}
         has_bar = sys.stderr.isatty() and len(items) > 1 if progress is None else progress
         with Call(self._client, self._ids) as call, tqdm(total=len(items), disable=not has_bar, unit="prompt") as bar:
-            while waiting or call.num_running:
-                self._submit_some(call, waiting, streams, outputs, items, params, start)
-                if call.num_running:
-                    call.wait()
-                elif waiting:  # the queue is full of other callers' requests
+            ready = _streams(call, zip(items, params, strict=True), start, outputs)
+            entry = next(ready, None)
+            while entry is not None or running:
+                while entry is not None and _submit(call, entry, running, outputs):
+                    entry = next(ready, None)
+                if running:
+                    for ended in call.wait().finished:
+                        if ended.request_id in running:
+                            index, stream = running.pop(ended.request_id)
+                            outputs[index] = stream.output()
+                elif entry is not None:  # the queue is full of other callers' requests
                     time.sleep(QUEUE_POLL_SECONDS)
-                for index in [index for index, stream in streams.items() if stream.is_finished]:
-                    outputs[index] = streams.pop(index).output()
                 bar.update(len(outputs) - bar.n)
         return [outputs[index] for index in range(len(items))]
 
-    def _submit_some(
-        self,
-        call: Call,
-        waiting: deque[int],
-        streams: dict[int, RequestStream],
-        outputs: dict[int, RequestOutput],
-        items: list[Any],
-        params: list[SamplingParams],
-        start: Start,
-    ) -> None:
-        """Move items from `waiting` into the engine until its queue is full; note refusals in `outputs`."""
-        while waiting:
-            index = waiting[0]
-            request_id = call.take_id()
-            try:
-                stream = start(items[index], params[index], request_id)
-                call.submit(stream)
-                streams[index] = stream
-            except QueueFullError:
-                return
-            except RequestError as error:
-                outputs[index] = RequestOutput.refused(request_id, str(error))
-            waiting.popleft()
+
+def _streams(
+    call: Call,
+    items: Iterable[tuple[Any, SamplingParams]],
+    start: Start,
+    outputs: dict[int, RequestOutput],
+) -> Iterator[tuple[int, RequestStream]]:
+    """The items as streams to submit, one when it is asked for; refusals go to `outputs`."""
+    for index, (item, params) in enumerate(items):
+        request_id = call.take_id()
+        try:
+            stream = start(item, params, request_id)
+        except RequestError as error:
+            outputs[index] = RequestOutput.refused(request_id, str(error))
+        else:
+            yield index, stream
+
+
+def _submit(
+    call: Call,
+    entry: tuple[int, RequestStream],
+    running: dict[str, tuple[int, RequestStream]],
+    outputs: dict[int, RequestOutput],
+) -> bool:
+    """Move a stream into the engine, or its refusal to `outputs`; False when the queue is full."""
+    index, stream = entry
+    request_id = stream.request.request_id
+    try:
+        call.submit(stream)
+        running[request_id] = entry
+    except QueueFullError:
+        return False
+    except RequestError as error:
+        outputs[index] = RequestOutput.refused(request_id, str(error))
+    return True
 
 
 def _load_tokenizer(folder: Path, *, is_dummy: bool) -> Tokenizer | NoTokenizer:
@@ -272,10 +294,12 @@ def _load_tokenizer(folder: Path, *, is_dummy: bool) -> Tokenizer | NoTokenizer:
 
 
 def _is_list_of_prompts(prompts: object) -> bool:
-    """Whether this is a list of prompts rather than one prompt of token ids."""
-    if not isinstance(prompts, Sequence | np.ndarray):
+    """Whether this is a list of prompts rather than one prompt: it does not begin with a number, and one fits."""
+    if not isinstance(prompts, Sequence | np.ndarray) or (isinstance(prompts, np.ndarray) and prompts.ndim == 0):
         return False
-    return len(prompts) == 0 or isinstance(prompts[0], str | bytes | Mapping | Sequence | np.ndarray)
+    if len(prompts) == 0 or isinstance(prompts[0], Number):
+        return len(prompts) == 0
+    return any(isinstance(prompt, str | bytes | Mapping | Sequence | np.ndarray) for prompt in prompts)
 
 
 def _is_list_of_conversations(messages: object) -> bool:

@@ -81,6 +81,18 @@ def test_a_token_does_not_depend_on_the_tokens_beside_it(precision):
         assert torch.equal(left[0], ops.hyper_leave(streams, x, mix)[token])
 
 
+@pytest.mark.parametrize("tokens", [1, 2, 33])
+def test_fast_mixes_stay_close_to_the_float32_oracle(tokens):
+    trace, ops = golden.trace(33, "float32"), golden.ops("fast")
+    hyper = ops.prepare_hyper(golden.hyper(5, "attn"), golden.norm("layers.5.attn_norm"))
+    streams, pre = (part[:tokens] for part in stream_inputs(trace, 5))
+    x, mix = ops.hyper_enter(streams, pre, hyper)
+    for part, name in ((x, "attn.input"), (mix.pre, "hc_attn_pre"), (mix.post, "hc_attn_post")):
+        assert golden.row_error(part, trace[f"layers.5.{name}"][:tokens]) <= 1e-6
+    # 39 normalisations in float32, sums in another order
+    assert golden.row_error(mix.comb.flatten(1), trace["layers.5.hc_attn_comb"][:tokens].flatten(1)) <= 5e-6
+
+
 def test_streams_are_left_alone_may_be_strided_and_none_may_come():
     ops = golden.ops("fast")
     hyper = ops.prepare_hyper(golden.hyper(0, "attn"), golden.norm("layers.0.attn_norm"))

@@ -40,12 +40,16 @@ def test_expert_half_equals_the_oracle(length, precision):
         assert golden.row_error(output, trace[f"{name}.output"]) <= (1e-3 if precision == "exact" else 1e-6)
 
 
-def test_fast_experts_stay_close_to_the_float32_oracle():
-    trace, ops = golden.trace(33, "float32"), golden.ops("fast")
+def test_fast_experts_stay_close_to_the_exact_oracle():
+    trace, ops = golden.trace(33, "exact"), golden.ops("fast")
     x, chosen, share = (trace[f"layers.0.ffn.{part}"] for part in ("input", "gate.chosen", "gate.share"))
     routed = ops.experts(x, chosen, share, ops.prepare_experts(golden.experts(0)))
     output = ops.shared_expert(x, routed, ops.prepare_shared_expert(golden.shared_expert(0)))
-    assert golden.row_error(output, trace["layers.0.ffn.output"]) <= 2e-6  # float32 sums
+    expected = trace["layers.0.ffn.output"]
+    errors = (output - expected).norm(dim=-1) / expected.norm(dim=-1)
+    # Both round the inputs of products to fp8. Exact also rounds every result to bf16, and where that
+    # carries a value across a border of fp8 it moves by up to 2^-4. Without fp8 inputs the median is 4.5e-2.
+    assert errors.median() <= 2e-2 and errors.max() <= 6e-2
 
 
 @pytest.mark.parametrize("precision", ["exact", "float32", "fast"])
@@ -54,7 +58,7 @@ def test_experts_that_stay_packed_give_the_same_bits(monkeypatch, precision):
     wide = ops.prepare_experts(weights)
     monkeypatch.setattr(moe, "WIDEN_LIMIT_BYTES", 0)
     packed = ops.prepare_experts(weights)
-    assert packed.wide is None
+    assert packed.wide_down is None
     assert packed.stored.w1.value is weights.w1.value
     x, chosen, share = random_routing(tokens=9, seed=0)
     assert torch.equal(ops.experts(x, chosen, share, packed), ops.experts(x, chosen, share, wide))

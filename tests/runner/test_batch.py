@@ -1,128 +1,157 @@
-"""From plans to batches."""
+"""BatchBuilder: plans by hand, tensors by hand."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from deepinfer.messages import StepPlan
-from deepinfer.runner.batch import BatchBuilder
+from deepinfer.runner.batch import BatchBuilder, logit_positions
 
-SLOTS, COLUMNS, BLOCK_TOKENS, WINDOW = 4, 5, 4, 6
-
-
-def builder() -> BatchBuilder:
-    """Slot s has the token 100 * s + place in its ring of 3."""
-    ring = torch.arange(SLOTS + 1, dtype=torch.int32).unsqueeze(1) * 100 + torch.arange(3, dtype=torch.int32)
-    return BatchBuilder(SLOTS, COLUMNS, BLOCK_TOKENS, ring, WINDOW)
+RING_LENGTH, BLOCK_TOKENS, WINDOW = 4, 8, 6
 
 
-def plan(rows, tokens=(), table=(), wants_logits=None) -> StepPlan:
-    """rows: (slot, start, count, decoder start, is_prefill, samples); table: (slot, column, block)."""
-    slots, starts, counts, decoder_starts, is_prefill, samples = (
-        [np.array(part) for part in zip(*rows, strict=True)] if rows else [np.zeros(0, dtype=np.int64)] * 6
-    )
-    table_slots, table_columns, table_blocks = zip(*table, strict=True) if table else ((), (), ())
+def int32(*values: int) -> np.ndarray:
+    return np.array(values, dtype=np.int32)
 
-    def int32(values) -> np.ndarray:
-        return np.array(values, dtype=np.int32)
 
+def plan(rows: list[dict[str, Any]], host: list[int], changes: list[tuple[int, int, int]] = ()) -> StepPlan:
+    """Rows as dicts of slot, start, count and whatever differs from a sampling prefill row of a full replay."""
+    rows = [{"decoder_start": 0, "is_prefill": True, "samples": True, "wants_logits": False} | row for row in rows]
+    columns = {name: np.array([row[name] for row in rows]) for name in rows[0]}
+    slots, tables, blocks = (int32(*(change[part] for change in changes)) for part in range(3))
     return StepPlan(
-        step=0,
-        slots=int32(slots),
-        starts=int32(starts),
-        counts=int32(counts),
-        decoder_starts=int32(decoder_starts),
-        is_prefill=is_prefill.astype(np.bool_),
-        samples=samples.astype(np.bool_),
-        wants_logits=np.array(wants_logits or [False] * len(rows), dtype=np.bool_),
-        host_tokens=int32(tokens),
-        table_slots=int32(table_slots),
-        table_columns=int32(table_columns),
-        table_blocks=int32(table_blocks),
-    )
+        step=1, slots=columns["slot"].astype(np.int32), starts=columns["start"].astype(np.int32),
+        counts=columns["count"].astype(np.int32), decoder_starts=columns["decoder_start"].astype(np.int32),
+        is_prefill=columns["is_prefill"], samples=columns["samples"], wants_logits=columns["wants_logits"],
+        host_tokens=int32(*host), table_slots=slots, table_columns=tables, table_blocks=blocks,
+    )  # fmt: skip
 
 
-def test_newest_tokens_come_from_the_rings():
-    batch = builder().build(plan([(3, 7, 1, 0, False, True), (1, 5, 1, 0, False, True)], table=[(3, 1, 9), (1, 0, 2)]))
-    assert batch.tokens.tolist() == [301, 102]
-    assert batch.decoder is batch.encoder
-    assert (batch.decoder_tokens, batch.logit_tokens, batch.is_image) == (None, None, None)
-    encoder = batch.encoder
-    assert encoder.positions.tolist() == encoder.row_starts.tolist() == [7, 5]
-    assert (encoder.rows.tolist(), encoder.row_offsets.tolist()) == ([0, 1], [0, 1, 2])
-    assert (encoder.row_slots.tolist(), encoder.window_starts.tolist()) == ([3, 1], [0, 0])
-    assert encoder.block_table.tolist() == [[0, 9], [2, 0]]
-    assert (encoder.max_position, encoder.block_tokens) == (7, BLOCK_TOKENS)
+@pytest.fixture
+def builder() -> BatchBuilder:
+    """Four slots of three blocks; ring entry [slot, place] holds 100 * slot + place."""
+    ring = torch.arange(5).unsqueeze(1) * 100 + torch.arange(RING_LENGTH)
+    return BatchBuilder(4, 3, BLOCK_TOKENS, ring.int(), WINDOW)
 
 
-def test_prompt_tokens_come_from_the_host():
-    rows = [(2, 0, 3, 0, True, False), (1, 5, 1, 0, False, True), (4, 8, 2, 0, True, True)]
-    batch = builder().build(plan(rows, tokens=[11, 12, 13, 14, 15]))
-    assert batch.tokens.tolist() == [11, 12, 13, 102, 14, 15]
-    assert batch.encoder.positions.tolist() == [0, 1, 2, 5, 8, 9]
-    assert batch.encoder.rows.tolist() == [0, 0, 0, 1, 2, 2]
-    assert batch.encoder.row_offsets.tolist() == [0, 3, 4, 6]
-    assert batch.logit_tokens.tolist() == [3, 5]
+MIXED = [
+    {"slot": 3, "start": 9, "count": 1, "is_prefill": False},
+    {"slot": 1, "start": 6, "count": 1, "is_prefill": False, "decoder_start": 4},
+    {"slot": 2, "start": 0, "count": 3, "samples": False, "decoder_start": 5},
+    {"slot": 4, "start": 2, "count": 4, "decoder_start": 4},
+]
+HOST = [11, 12, 13, 21, 22, 23, 24]
 
 
-def test_a_prompt_of_one_token_is_no_newest_token():
-    batch = builder().build(plan([(2, 0, 1, 0, True, True), (1, 4, 1, 0, False, True)], tokens=[77]))
-    assert batch.tokens.tolist() == [77, 101]
-    assert batch.logit_tokens is None
+def test_tokens_of_decode_rows_come_from_the_ring_and_those_of_prefill_rows_from_the_host(
+    builder: BatchBuilder,
+) -> None:
+    batch = builder.build(plan(MIXED, HOST))
+    assert batch.tokens.tolist() == [301, 102, *HOST]  # places 9 % 4 and 6 % 4
+    assert batch.tokens.dtype == torch.int64 and batch.is_image is None
 
 
-def test_as_many_tokens_as_rows_need_not_be_one_each():
-    batch = builder().build(plan([(2, 0, 2, 0, True, True), (1, 4, 0, 0, False, False)], tokens=[7, 8]))
-    assert batch.tokens.tolist() == [7, 8]
-    assert batch.encoder.rows.tolist() == [0, 0]
+def test_the_encoder_computes_every_token(builder: BatchBuilder) -> None:
+    encoder = builder.build(plan(MIXED, HOST)).encoder
+    assert encoder.positions.tolist() == [9, 6, 0, 1, 2, 2, 3, 4, 5]
+    assert encoder.rows.tolist() == [0, 1, 2, 2, 2, 3, 3, 3, 3]
+    assert encoder.row_offsets.tolist() == [0, 1, 2, 5, 9]
+    assert encoder.row_starts.tolist() == [9, 6, 0, 2]
+    assert encoder.row_slots.tolist() == [3, 1, 2, 4]
+    assert encoder.window_starts.tolist() == [0, 0, 0, 0]
+    assert (encoder.max_position, encoder.num_tokens, encoder.block_tokens) == (9, 9, BLOCK_TOKENS)
+    for tensor in (encoder.positions, encoder.rows, encoder.row_offsets, encoder.block_table):
+        assert tensor.dtype == torch.int32
+
+
+def test_the_decoder_gets_the_tokens_from_each_decoder_start_on(builder: BatchBuilder) -> None:
+    batch = builder.build(plan(MIXED, HOST))
+    decoder = batch.decoder
+    assert batch.decoder_tokens.tolist() == [0, 1, 7, 8]
+    assert decoder.positions.tolist() == [9, 6, 4, 5]
+    assert decoder.rows.tolist() == [0, 1, 3, 3]
+    assert decoder.row_offsets.tolist() == [0, 1, 2, 2, 4], "row 2 keeps its place, with no token"
+    assert decoder.row_starts.tolist() == [9, 6, 5, 4]
+    assert decoder.window_starts.tolist() == [0, 4, 5, 4]
+    assert batch.logit_tokens.tolist() == [0, 1, 3], "indices into the decoder's tokens"
+
+
+def test_a_step_without_decoder_tokens_has_an_empty_decoder_batch(builder: BatchBuilder) -> None:
+    batch = builder.build(plan([{"slot": 1, "start": 0, "count": 3, "samples": False, "decoder_start": 3}], [5, 6, 7]))
+    assert batch.decoder_tokens.tolist() == batch.logit_tokens.tolist() == batch.decoder.positions.tolist() == []
+    assert (batch.decoder.max_position, batch.decoder.num_tokens) == (-1, 0)
+    assert batch.decoder.row_offsets.tolist() == [0, 0] and batch.decoder.block_table.shape == (1, 0)
+
+
+def test_full_replay_has_one_batch_for_both_halves(builder: BatchBuilder) -> None:
+    batch = builder.build(plan([{"slot": 1, "start": 0, "count": 2}, {"slot": 2, "start": 0, "count": 1}], [5, 6, 7]))
+    assert batch.decoder is batch.encoder and batch.decoder_tokens is None
+    assert batch.logit_tokens.tolist() == [1, 2]
+
+
+def test_a_step_of_decoder_tokens_alone_still_has_windows_of_its_own(builder: BatchBuilder) -> None:
+    rows = [
+        {"slot": 1, "start": 6, "count": 1, "is_prefill": False, "decoder_start": 4},
+        {"slot": 2, "start": 0, "count": 2},
+    ]
+    batch = builder.build(plan(rows, [5, 6]))
+    assert batch.decoder_tokens is None and batch.decoder is not batch.encoder
+    assert batch.decoder.window_starts.tolist() == [4, 0] and batch.encoder.window_starts.tolist() == [0, 0]
+    assert batch.decoder.positions.tolist() == batch.encoder.positions.tolist()
+    assert batch.decoder.row_starts.tolist() == [6, 0]
+
+
+def test_logits_of_sampling_rows_come_before_whole_rows(builder: BatchBuilder) -> None:
+    rows = [
+        {"slot": 1, "start": 0, "count": 3, "samples": False, "wants_logits": True},
+        {"slot": 2, "start": 0, "count": 2, "wants_logits": True},
+        {"slot": 3, "start": 0, "count": 2},
+    ]
+    step = plan(rows, [1] * 7)
+    assert builder.build(step).logit_tokens.tolist() == [4, 6, 0, 1, 2, 3, 4]
+    assert logit_positions(step, np.array([0, 3, 5, 7])).tolist() == [4, 6, 0, 1, 2, 3, 4]
+
+
+def test_table_changes_stay_and_only_the_columns_in_use_are_passed_on(builder: BatchBuilder) -> None:
+    first = plan([{"slot": 2, "start": 0, "count": 9}], list(range(9)), [(2, 0, 7), (2, 1, 5)])
+    assert builder.build(first).encoder.block_table.tolist() == [[7, 5]]
+    second = plan([{"slot": 2, "start": 9, "count": 1}, {"slot": 4, "start": 0, "count": 1}], [1, 1], [(4, 0, 3)])
+    assert builder.build(second).encoder.block_table.tolist() == [[7, 5], [3, 0]]
+    third = plan([{"slot": 4, "start": 1, "count": 1}], [1], [(2, 0, 0), (2, 1, 0), (4, 0, 9)])
+    assert builder.build(third).encoder.block_table.tolist() == [[9]]
+    assert builder.block_table.tolist() == [[0, 0, 0], [0, 0, 0], [0, 0, 0], [0, 0, 0], [9, 0, 0]]
+
+
+def test_newest_tokens_alone_give_all_their_logits_in_order(builder: BatchBuilder) -> None:
+    rows = [{"slot": slot, "start": start, "count": 1, "is_prefill": False} for slot, start in ((3, 9), (1, 6))]
+    batch = builder.build(plan(rows, []))
+    assert batch.tokens.tolist() == [301, 102] and batch.logit_tokens is None
+    assert batch.encoder.positions.tolist() == batch.encoder.row_starts.tolist() == [9, 6]
+    assert batch.encoder.rows.tolist() == [0, 1] and batch.encoder.row_offsets.tolist() == [0, 1, 2]
+    rows[0]["samples"] = False
+    assert builder.build(plan(rows, [])).logit_tokens.tolist() == [1]
+
+
+def test_a_prompt_of_one_token_is_no_newest_token(builder: BatchBuilder) -> None:
+    rows = [{"slot": 2, "start": 0, "count": 1}, {"slot": 1, "start": 6, "count": 1, "is_prefill": False}]
+    assert builder.build(plan(rows, [77])).tokens.tolist() == [77, 102]
+
+
+def test_as_many_tokens_as_rows_need_not_be_one_each(builder: BatchBuilder) -> None:
+    rows = [{"slot": 2, "start": 0, "count": 2}, {"slot": 1, "start": 6, "count": 0, "samples": False}]
+    batch = builder.build(plan(rows, [7, 8]))
+    assert batch.tokens.tolist() == [7, 8] and batch.encoder.rows.tolist() == [0, 0]
     assert batch.logit_tokens.tolist() == [1]
 
 
-@pytest.mark.parametrize(
-    ("samples", "wants_logits", "expected"),
-    [
-        ([True, True], [False, False], None),
-        ([False, True], [False, False], [1]),
-        ([True, True], [True, False], [0, 1, 0]),
-        ([False, False], [False, False], []),
-    ],
-)
-def test_logits_are_those_of_sampling_rows_then_those_of_whole_rows(samples, wants_logits, expected):
-    rows = [(slot, 4, 1, 0, False, sample) for slot, sample in zip((1, 2), samples, strict=True)]
-    found = builder().build(plan(rows, wants_logits=wants_logits)).logit_tokens
-    assert found is expected is None or found.tolist() == expected
-
-
-def test_tokens_before_their_decoder_start_are_cut_off():
-    rows = [(1, 0, 4, 9, True, False), (2, 3, 3, 4, True, True), (3, 8, 1, 2, False, True)]
-    batch = builder().build(plan(rows, tokens=[1, 2, 3, 4, 5, 6, 7]))
-    assert batch.decoder_tokens.tolist() == [5, 6, 7]
-    assert batch.logit_tokens.tolist() == [1, 2]
-    decoder = batch.decoder
-    assert decoder.positions.tolist() == [4, 5, 8]
-    assert (decoder.rows.tolist(), decoder.row_offsets.tolist()) == ([1, 1, 2], [0, 0, 2, 3])
-    assert (decoder.row_starts.tolist(), decoder.window_starts.tolist()) == ([9, 4, 8], [9, 4, 2])
-    assert batch.encoder.window_starts.tolist() == [0, 0, 0]
-
-
-def test_the_decoder_s_windows_begin_later_only_where_they_reach_back_so_far():
-    near = builder().build(plan([(1, 8, 1, 4, False, True), (2, 3, 1, 0, False, True)]))
-    assert near.decoder_tokens is None
-    assert near.decoder.window_starts.tolist() == [4, 0]
-    assert near.decoder.positions.tolist() == near.encoder.positions.tolist()
-    far = builder().build(plan([(1, 4 + WINDOW - 1, 1, 4, False, True), (2, 3, 1, 0, False, True)]))
-    assert far.decoder is far.encoder
-
-
-def test_block_tables_keep_what_earlier_plans_wrote():
-    one = builder()
-    one.build(plan([(1, 0, 1, 0, True, True)], tokens=[5], table=[(1, 0, 3), (1, 1, 4)]))
-    assert one.build(plan([(1, 7, 1, 0, False, True)])).encoder.block_table.tolist() == [[3, 4]]
-    assert one.build(plan([(1, 3, 1, 0, False, True)], table=[(1, 0, 8)])).encoder.block_table.tolist() == [[8]]
-
-
-def test_a_plan_without_rows_has_no_tokens():
-    batch = builder().build(plan([]))
-    assert (batch.encoder.num_tokens, batch.encoder.max_position, len(batch.tokens)) == (0, -1, 0)
+@pytest.mark.parametrize(("ahead", "has_own"), [(WINDOW - 2, True), (WINDOW - 1, False)])
+def test_windows_that_do_not_reach_the_decoder_start_need_no_batch_of_their_own(
+    builder: BatchBuilder, ahead: int, has_own: bool
+) -> None:
+    rows = [{"slot": 1, "start": 4 + ahead, "count": 1, "is_prefill": False, "decoder_start": 4}]
+    batch = builder.build(plan([*rows, {"slot": 2, "start": 3, "count": 1, "is_prefill": False}], []))
+    assert (batch.decoder is not batch.encoder) == has_own

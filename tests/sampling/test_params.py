@@ -15,7 +15,7 @@ from deepinfer.sampling.params import SamplingParams, declared
         ({"temperature": -0.1}, "temperature is -0.1; it must be between 0.0 and 100.0"),
         ({"temperature": math.nan}, "temperature is nan; it must be finite"),
         ({"temperature": "1"}, "temperature is '1'; it must be a number"),
-        ({"top_k": -2}, "top_k is -2; it must be at least -1"),
+        ({"top_k": -2}, "top_k is -2; it must be between -1 and 2147483647"),
         ({"top_p": 0.0}, "top_p is 0; it must be above 0"),
         ({"top_p": math.inf}, "top_p is inf; it must be finite"),
         ({"min_p": 1.5}, "min_p is 1.5; it must be between 0.0 and 1.0"),

@@ -8,15 +8,16 @@ that fit in memory) does not belong here.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from deepinfer.errors import ConfigError
+from deepinfer.errors import ConfigError, shown
 
 Precision = Literal["exact", "float32", "fast"]
 DeviceName = Literal["auto", "cpu", "cuda", "null"]
+MAX_COUNT = 2**31 - 1  # counts, ids and positions are int32
+MAX_BYTES = 2**63 - 1
 LoadFormat = Literal["auto", "dummy"]
 ReplayMode = Literal["full", "bounded"]
 
@@ -41,7 +42,9 @@ class ModelOptions:
     )
     max_model_len: int | None = option(None, "longest prompt + answer in tokens; the model's own limit when not given")
     precision: Precision = option(
-        "fast", "exact: all roundings of the released reference; float32: none but the caches'; fast: backend's choice"
+        "fast",
+        "exact: all roundings of the released reference; float32: none but the caches'; fast: those of the caches and "
+        "of fp8 inputs, and the backend's choice of order",
     )
     device: DeviceName = option(
         "auto", "where the model runs; null computes nothing (engine tests)", variable="DEEPINFER_ACCELERATOR"
@@ -71,10 +74,12 @@ class ModelOptions:
         _one_of(self, "decoder_replay", ("full", "bounded"))
         _at_least(self, "replay_keep_tokens", 1)
         _at_least(self, "max_model_len", 2)
-        if self.layers is not None and (
-            not self.layers or list(self.layers) != sorted(set(self.layers)) or self.layers[0] < 0
-        ):
-            raise ConfigError(f"layers is {self.layers}; it must be ascending layer numbers from 0 on, as in 0,2,20")
+        for name in ("enforce_eager", "batch_invariant"):
+            _true_or_false(self, name)
+        if self.layers is not None and not _are_layers(self.layers):
+            raise ConfigError(
+                f"layers is {shown(self.layers)}; it must be ascending layer numbers from 0 on, as in 0,2,20"
+            )
         if not self.enforce_eager:
             raise ConfigError("enforce_eager is false, but captured graphs are not there yet; leave it true")
 
@@ -87,7 +92,7 @@ class CacheOptions:
     num_blocks: int | None = option(None, "cache blocks, instead of kv_cache_bytes (one more is kept for padding)")
 
     def __post_init__(self) -> None:
-        _at_least(self, "kv_cache_bytes", 1)
+        _at_least(self, "kv_cache_bytes", 1, high=MAX_BYTES)
         _at_least(self, "num_blocks", 1)
         if self.kv_cache_bytes is not None and self.num_blocks is not None:
             raise ConfigError("kv_cache_bytes and num_blocks say the same thing in two ways; give one of them")
@@ -108,6 +113,7 @@ class SchedulerOptions:
     def __post_init__(self) -> None:
         for name in ("max_num_requests", "max_step_tokens", "max_chunk_tokens", "max_queue"):
             _at_least(self, name, 1)
+        _true_or_false(self, "async_scheduling")
         if self.max_step_tokens < self.max_num_requests:
             raise ConfigError(
                 f"max_step_tokens is {self.max_step_tokens} but must be at least max_num_requests "
@@ -125,6 +131,8 @@ class SpeculateOptions:
     )
 
     def __post_init__(self) -> None:
+        _at_least(self, "num_draft_tokens", 0)
+        _true_or_false(self, "draft_scheduling")
         if self.num_draft_tokens != 0:
             raise ConfigError(f"num_draft_tokens is {self.num_draft_tokens}, but drafting is not there yet; leave it 0")
         if self.draft_scheduling:
@@ -176,14 +184,28 @@ def unknown_option(name: str, known: list[str]) -> ConfigError:
 def _one_of(options: object, name: str, allowed: tuple[str, ...]) -> None:
     value = getattr(options, name)
     if value not in allowed:
-        raise ConfigError(f"{name} is {value!r}; it must be one of {', '.join(allowed)}")
+        raise ConfigError(f"{name} is {shown(value)}; it must be one of {', '.join(allowed)}")
 
 
-def _at_least(options: object, name: str, low: int) -> None:
+def _true_or_false(options: object, name: str) -> None:
+    value = getattr(options, name)
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name} is {shown(value)}; it must be true or false")
+
+
+def _are_layers(value: object) -> bool:
+    if not isinstance(value, tuple | list) or not value or not all(type(layer) is int for layer in value):
+        return False
+    return list(value) == sorted(set(value)) and value[0] >= 0
+
+
+def _at_least(options: object, name: str, low: int, *, high: int = MAX_COUNT) -> None:
     value = getattr(options, name)
     if value is None:
         return
-    if isinstance(value, bool) or not isinstance(value, int) or not math.isfinite(value):
-        raise ConfigError(f"{name} is {value!r}; it must be a whole number")
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ConfigError(f"{name} is {shown(value)}; it must be a whole number")
     if value < low:
-        raise ConfigError(f"{name} is {value}; it must be at least {low}")
+        raise ConfigError(f"{name} is {shown(value)}; it must be at least {low}")
+    if value > high:
+        raise ConfigError(f"{name} is {shown(value)}; it must be at most {high}")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import queue
+import contextlib
+import dataclasses
 import threading
+from queue import Empty, SimpleQueue
 from types import TracebackType
 
 from deepinfer import log
@@ -23,7 +25,7 @@ class Subscription:
 
     def __init__(self, client: EngineClient):
         self._client = client
-        self.outputs: queue.SimpleQueue[StepOutput | BaseException] = queue.SimpleQueue()
+        self.outputs: SimpleQueue[StepOutput | BaseException] = SimpleQueue()
 
     def submit(self, request: GenerateRequest) -> None:
         """Queue a request. Raises RequestError when it is refused, EngineDeadError after a crash."""
@@ -39,11 +41,16 @@ class Subscription:
 
 
 class EngineClient:
-    """Runs an EngineCore in a daemon thread and passes its outputs on, one message a step and caller."""
+    """Runs an EngineCore in a daemon thread and passes its outputs on, one message a step and caller.
+
+    Lock order: `_wake`, then the core's own lock. Whatever the garbage collector may call, in any
+    thread and thus inside any lock, takes neither: `is_routed`, `abandon`.
+    """
 
     def __init__(self, core: EngineCore):
         self.core = core
-        self._routes: dict[str, Subscription] = {}
+        self._routes: dict[str, Subscription] = {}  # of every request whose end was not handed out
+        self._abandoned: SimpleQueue[tuple[str, Subscription]] = SimpleQueue()
         self._wake = threading.Condition()
         self._is_closed = False
         self._failure: BaseException | None = None
@@ -64,19 +71,31 @@ class EngineClient:
         self._notify()
         return is_known
 
+    def is_routed(self, request_id: str) -> bool:
+        """Whether outputs of this request are still to come."""
+        return request_id in self._routes
+
+    def abandon(self, request_id: str, subscription: Subscription) -> None:
+        """End a request before the next step is planned, if the subscription has one of that id.
+
+        While such a request exists the core is at work, so nobody has to be woken.
+        """
+        self._abandoned.put((request_id, subscription))
+
     def stats(self) -> EngineStats:
         """Counters of the engine as they stand now."""
         return self.core.stats()
 
     def close(self) -> None:
         """Stop after the step in flight. Requests that still run are reported as a dead engine."""
-        with self._wake:
-            if self._is_closed:
-                return
-            self._is_closed = True
-            self._wake.notify()
+        self._stop()
         self._thread.join()
-        self.core.close()
+
+    def close_unused(self) -> None:
+        """`close` for a garbage collector or at exit: waits only where it can block nobody."""
+        self._stop()
+        if threading.current_thread() is threading.main_thread():
+            self._thread.join()
 
     def __enter__(self) -> EngineClient:
         return self
@@ -93,8 +112,17 @@ class EngineClient:
                 raise EngineDeadError(f"request {request.request_id!r} cannot run: the engine stopped ({cause})")
             if request.request_id in self._routes:
                 raise RequestError(f"request id {request.request_id!r} is in use; give another one")
-            self.core.add(request)
-            self._routes[request.request_id] = subscription
+            self._routes[request.request_id] = subscription  # first: an interrupted caller can still abandon it
+            self._wake.notify()
+            try:
+                self.core.add(request)
+            except RequestError:
+                del self._routes[request.request_id]
+                raise
+
+    def _stop(self) -> None:
+        with self._wake:
+            self._is_closed = True
             self._wake.notify()
 
     def _notify(self) -> None:
@@ -104,6 +132,7 @@ class EngineClient:
     def _run(self) -> None:
         try:
             while self._wait_for_work():
+                self._end_abandoned()
                 output = self.core.step()
                 if output is not None:
                     self._deliver(output)
@@ -117,6 +146,14 @@ class EngineClient:
             self._routes.clear()
         for subscription in subscriptions:
             subscription.outputs.put(failure)
+        self.core.close()
+
+    def _end_abandoned(self) -> None:
+        with contextlib.suppress(Empty):
+            while True:
+                request_id, subscription = self._abandoned.get_nowait()
+                if self._routes.get(request_id) is subscription:  # else it has ended, and the id may be another's
+                    self.core.finish(request_id, "abort")
 
     def _wait_for_work(self) -> bool:
         with self._wake:
@@ -125,10 +162,13 @@ class EngineClient:
             return not self._is_closed
 
     def _deliver(self, output: StepOutput) -> None:
+        plain = dataclasses.replace(output, prompt_logits=[])  # logits are large: only their owner shall keep them
         with self._wake:
+            owners = {self._routes.get(request_id) for request_id, _, _ in output.prompt_logits}
             touched = {self._routes.get(request_id) for request_id in output.request_ids}
-            touched |= {self._routes.get(request_id) for request_id, _, _ in output.prompt_logits}
-            touched |= {self._routes.pop(ended.request_id, None) for ended in output.finished}
-        for subscription in touched:
-            if subscription is not None:
-                subscription.outputs.put(output)
+            touched |= {self._routes.get(ended.request_id) for ended in output.finished}
+            for subscription in touched | owners:
+                if subscription is not None:
+                    subscription.outputs.put(output if subscription in owners else plain)
+            for ended in output.finished:  # last: an end is in the queue once the request has no route
+                self._routes.pop(ended.request_id, None)

@@ -4,23 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Protocol
+from concurrent.futures import Future
 
 import numpy as np
 
 from deepinfer.cache.manager import CacheManager
+from deepinfer.engine.device_thread import DeviceThread, Executor
 from deepinfer.engine.stats import EngineStats
-from deepinfer.messages import FinishReason, GenerateRequest, StepOutput, StepPlan, StepResult
+from deepinfer.messages import FinishReason, GenerateRequest, StepOutput, StepResult
 from deepinfer.scheduler.scheduler import Scheduler
-
-
-class Executor(Protocol):
-    """What carries out plans, in the order it gets them."""
-
-    def execute(self, plan: StepPlan) -> StepResult:
-        """Run one step to its end."""
-        ...
 
 
 class EngineCore:
@@ -35,14 +27,14 @@ class EngineCore:
     """
 
     def __init__(self, scheduler: Scheduler, cache: CacheManager, executor: Executor, *, is_async: bool):
-        self.scheduler, self._cache, self._executor = scheduler, cache, executor
+        self.scheduler, self.executor, self._cache = scheduler, executor, cache
         self._depth = 2 if is_async else 1
         self._lock = threading.Lock()
         self._in_flight: deque[Future[StepResult]] = deque()
         self._num_steps = self._num_tokens = self._num_generated_tokens = 0
         self._device_seconds = 0.0
         self._has_ended = False  # a request was ended from outside and its end not handed out
-        self._device = ThreadPoolExecutor(1, thread_name_prefix="deepinfer-device")
+        self._device = DeviceThread(executor)
 
     def add(self, request: GenerateRequest) -> None:
         """Queue a request. Raises RequestError when it is refused."""
@@ -75,7 +67,7 @@ class EngineCore:
         if plan is not None:
             self._num_steps += 1
             self._num_tokens += plan.num_tokens
-            self._in_flight.append(self._device.submit(self._executor.execute, plan))
+            self._in_flight.append(self._device.submit(plan))
             if len(self._in_flight) < self._depth:
                 return None
         result = self._in_flight.popleft().result() if self._in_flight else None
@@ -104,5 +96,7 @@ class EngineCore:
             )
 
     def close(self) -> None:
-        """Wait for the step in flight and stop the device thread."""
-        self._device.shutdown(wait=True, cancel_futures=True)
+        """Wait for the step that runs on the device, drop the one behind it, and stop the device thread."""
+        for future in self._in_flight:
+            future.cancel()
+        self._device.close()

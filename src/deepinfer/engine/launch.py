@@ -21,6 +21,7 @@ class Engine:
     client: EngineClient
     max_model_len: int
     vocab_size: int
+    num_cache_tokens: int  # that fit into all blocks together
 
 
 def launch(config: EngineConfig, folder: Path, eos_ids: Sequence[int] | None = None) -> Engine:
@@ -28,17 +29,18 @@ def launch(config: EngineConfig, folder: Path, eos_ids: Sequence[int] | None = N
 
     eos_ids: tokens that end an answer; the model configuration's when None.
     """
-    built = build_runner(config, folder)
+    built = build_runner(config, folder, eos_ids)
     options = config.scheduler
     cache = CacheManager(built.num_blocks, options.max_num_requests, built.block_tokens, built.max_model_len)
     scheduler = Scheduler(
         options,
         cache,
-        eos_token_ids=built.eos_ids if eos_ids is None else eos_ids,
+        eos_token_ids=built.eos_ids,
         max_model_len=built.max_model_len,
         vocab_size=built.vocab_size,
         decoder_replay=config.model.decoder_replay,
         replay_keep_tokens=config.model.replay_keep_tokens,
     )
     core = EngineCore(scheduler, cache, built.runner, is_async=options.async_scheduling)
-    return Engine(EngineClient(core), built.max_model_len, built.vocab_size)
+    num_cache_tokens = built.num_blocks * built.block_tokens
+    return Engine(EngineClient(core), built.max_model_len, built.vocab_size, num_cache_tokens)

@@ -25,6 +25,6 @@ def default_params(folder: Path) -> SamplingParams:
         if content.get("do_sample") is False:
             return SamplingParams(temperature=0.0)
         return SamplingParams(**{name: content[name] for name in FIELDS if content.get(name) is not None})
-    except (OSError, ValueError, AttributeError) as error:
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
         reason = error if isinstance(error, RequestError) else f"it cannot be read: {error}"
         raise ModelError(f"{file}: {reason}; correct or remove the file") from None

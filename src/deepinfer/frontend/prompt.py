@@ -6,13 +6,13 @@ import dataclasses
 import operator
 import secrets
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from deepinfer.errors import RequestError
+from deepinfer.errors import RequestError, shown
 from deepinfer.frontend.tokenizer import NoTokenizer, Tokenizer
 from deepinfer.messages import GenerateRequest, Int32
 from deepinfer.sampling.params import SamplingParams
@@ -20,6 +20,7 @@ from deepinfer.sampling.params import SamplingParams
 # A raw text, token ids, or one of the two by name: {"prompt": text} or {"prompt_token_ids": ids}.
 Prompt: TypeAlias = str | Iterable[int] | Mapping[str, Any]
 PROMPT_KEYS = ("prompt", "prompt_token_ids")
+NO_PROMPTS = (str, bytes, bytearray, memoryview, Mapping, Set)  # though their items may be whole numbers
 MAX_PRIORITY = 2**31 - 1
 
 
@@ -29,11 +30,13 @@ class RequestBuilder:
 
     vocab_size: ids from 0 to below it are valid; the model's, which may be padded.
     max_model_len: most tokens of prompt and answer together.
+    num_cache_tokens: tokens that fit into all cache blocks; None = not known.
     """
 
     tokenizer: Tokenizer | NoTokenizer
     vocab_size: int
     max_model_len: int
+    num_cache_tokens: int | None = None
 
     def build(
         self,
@@ -57,7 +60,9 @@ class RequestBuilder:
             raise RequestError(f"params is a {type(params).__name__}; it must be SamplingParams")
         for token_id in params.stop_token_ids:
             if token_id >= self.vocab_size:
-                raise RequestError(f"stop_token_ids holds {token_id}; the vocabulary ends at {self.vocab_size - 1}")
+                raise RequestError(
+                    f"stop_token_ids holds {shown(token_id)}; the vocabulary ends at {self.vocab_size - 1}"
+                )
         token_ids = self._token_ids(prompt)
         return GenerateRequest(
             request_id=request_id,
@@ -76,18 +81,20 @@ class RequestBuilder:
         name, prompt = _unwrap(prompt)
         if isinstance(prompt, str) and name != "prompt_token_ids":
             ids = self.tokenizer.encode(prompt)
-        elif name == "prompt" or isinstance(prompt, str | bytes | Mapping) or not isinstance(prompt, Iterable):
+        elif name == "prompt" or isinstance(prompt, NO_PROMPTS) or not _has_items(prompt):
             rule = {"prompt": "a text", "prompt_token_ids": "a list of token ids"}.get(
                 name, 'a text, a list of token ids, {"prompt": text} or {"prompt_token_ids": ids}'
             )
-            raise RequestError(f"{name or 'prompt'} is {prompt!r:.80}; it must be {rule}")
+            raise RequestError(f"{name or 'prompt'} is {shown(prompt)}; it must be {rule}")
         else:
             ids = [_token_id(token) for token in prompt]
         if not ids:
             raise RequestError("prompt is empty; give at least one token")
         for bad in (min(ids), max(ids)):
             if not 0 <= bad < self.vocab_size:
-                raise RequestError(f"prompt holds token id {bad}; ids of this model are 0 to {self.vocab_size - 1}")
+                raise RequestError(
+                    f"prompt holds token id {shown(bad)}; ids of this model are 0 to {self.vocab_size - 1}"
+                )
         return np.array(ids, np.int32)
 
     def _max_tokens(self, num_prompt_tokens: int, max_tokens: int | None) -> int:
@@ -99,13 +106,21 @@ class RequestBuilder:
                 f"one token fits behind it in max_model_len ({self.max_model_len}); shorten it or raise --max-model-len"
             )
         if max_tokens is None:
-            return room
+            return room if self.num_cache_tokens is None else self._what_fits(num_prompt_tokens, room)
         if max_tokens > room:
             raise RequestError(
-                f"max_tokens is {max_tokens} but prompt ({num_prompt_tokens} tokens) + max_tokens must be <= "
+                f"max_tokens is {shown(max_tokens)} but prompt ({num_prompt_tokens} tokens) + max_tokens must be <= "
                 f"{self.max_model_len}; lower max_tokens to {room} or raise --max-model-len"
             )
         return max_tokens
+
+    def _what_fits(self, num_prompt_tokens: int, room: int) -> int:
+        """The longest answer that the cache can hold; the last token of an answer takes no place in it.
+
+        At least 1: what does not fit even so is refused by the engine, which knows its blocks.
+        """
+        assert self.num_cache_tokens is not None
+        return max(1, min(room, self.num_cache_tokens + 1 - num_prompt_tokens))
 
 
 def _unwrap(prompt: Prompt) -> tuple[str, Prompt]:
@@ -113,10 +128,18 @@ def _unwrap(prompt: Prompt) -> tuple[str, Prompt]:
     if not isinstance(prompt, Mapping):
         return "", prompt
     if len(prompt) != 1 or next(iter(prompt)) not in PROMPT_KEYS:
-        keys = ", ".join(map(repr, prompt)) or "none"
+        keys = ", ".join(map(shown, prompt)) or "none"
         raise RequestError(f"prompt has the keys {keys}; it must have exactly one of {', '.join(PROMPT_KEYS)}")
     ((name, value),) = prompt.items()
     return name, value
+
+
+def _has_items(value: object) -> bool:
+    try:
+        iter(value)  # type: ignore[call-overload]
+    except TypeError:  # also an array of no dimension
+        return False
+    return True
 
 
 def _token_id(token: object) -> int:
@@ -128,12 +151,12 @@ def _token_id(token: object) -> int:
             return operator.index(token)  # type: ignore[arg-type]
     except TypeError:
         pass
-    raise RequestError(f"prompt holds {token!r:.80} among its token ids; each must be a whole number")
+    raise RequestError(f"prompt holds {shown(token)} among its token ids; each must be a whole number")
 
 
 def _priority(priority: object) -> int:
     if isinstance(priority, bool) or not isinstance(priority, int) or abs(priority) > MAX_PRIORITY:
         raise RequestError(
-            f"priority is {priority!r:.80}; it must be a whole number from -{MAX_PRIORITY} to {MAX_PRIORITY}"
+            f"priority is {shown(priority)}; it must be a whole number from -{MAX_PRIORITY} to {MAX_PRIORITY}"
         )
     return priority

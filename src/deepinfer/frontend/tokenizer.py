@@ -115,7 +115,8 @@ BYTE_OF = _byte_alphabet()
 
 
 def _load(file: Path) -> HubTokenizer:
-    kind = (_read_json(file).get("decoder") or {}).get("type")
+    decoder = _read_json(file).get("decoder")
+    kind = decoder.get("type") if isinstance(decoder, dict) else decoder
     if kind != "ByteLevel":
         raise ModelError(f"decoder of {file} is {kind}; it must be ByteLevel, the only kind that V4.1 checkpoints have")
     try:
@@ -126,13 +127,9 @@ def _load(file: Path) -> HubTokenizer:
 
 def _eos_ids(folder: Path) -> tuple[int, ...]:
     config = _read_json(folder / "config.json", required=False)
-    places = (
-        _read_json(folder / "generation_config.json", required=False),
-        config,
-        config.get("text_config") or {},
-    )
+    places = (_read_json(folder / "generation_config.json", required=False), config, config.get("text_config"))
     for place in places:
-        value = place.get("eos_token_id")
+        value = place.get("eos_token_id") if isinstance(place, dict) else None
         ids = value if isinstance(value, list) else [value]
         if ids and all(type(token) is int for token in ids):
             return tuple(ids)
@@ -162,7 +159,7 @@ def _read_json(file: Path, *, required: bool = True) -> dict[str, Any]:
         content = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ModelError(f"{file} is missing; a model folder needs it next to config.json") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{file} cannot be read ({error}); download it again") from None
     if not isinstance(content, dict):
         raise ModelError(f"{file} holds a {type(content).__name__}; it must hold a JSON object")

@@ -169,8 +169,9 @@ class Ops:
 
         x [T, H], low_rank [T, q_rank]. A token at p sees entries j < (p + 1) // ratio. A candidate
         source also returns its best blocks (block score = best entry; the block of the newest
-        visible entry always among them); with `candidates` given, only their entries count.
-        Scores: sum over heads of weight * relu(q . key).
+        visible entry always among them). With `candidates` given, entries outside them count as
+        minus infinity: they are picked, lowest first, only when the candidates hold fewer than
+        top_k. Scores: sum over heads of weight * relu(q . key).
         """
         raise NotImplementedError
 

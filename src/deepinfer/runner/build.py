@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,10 +19,10 @@ from deepinfer.checkpoint.dummy import DummyWeights
 from deepinfer.checkpoint.reader import Checkpoint
 from deepinfer.checkpoint.tensors import Source
 from deepinfer.config.engine import EngineConfig
-from deepinfer.errors import ConfigError
+from deepinfer.errors import ConfigError, ModelError, shown
 from deepinfer.model.registry import architecture_of, load_module
 from deepinfer.runner.batch import BatchBuilder
-from deepinfer.runner.memory import count_blocks
+from deepinfer.runner.memory import check_memory, count_blocks
 from deepinfer.runner.runner import Runner
 from deepinfer.sampling.sampler import Sampler
 
@@ -41,9 +42,10 @@ class BuiltRunner:
     eos_ids: tuple[int, ...]
 
 
-def build_runner(config: EngineConfig, folder: Path) -> BuiltRunner:
+def build_runner(config: EngineConfig, folder: Path, eos_ids: Sequence[int] | None = None) -> BuiltRunner:
     """Load the model in `folder` onto its device and take the memory of its caches.
 
+    eos_ids: tokens that end an answer; those of config.json when None.
     Raises ModelError, CheckpointError or ConfigError for what cannot be run.
     """
     options, num_slots = config.model, config.scheduler.max_num_requests
@@ -52,7 +54,8 @@ def build_runner(config: EngineConfig, folder: Path) -> BuiltRunner:
     model_config = full.cut(options.layers) if options.layers is not None else full
     max_model_len = _max_model_len(options.max_model_len, model_config.max_positions)
     layout: CacheLayout = load_module(architecture, "caches").cache_layout(model_config)
-    sizes = (layout.block_tokens, max_model_len, model_config.vocab_size, model_config.eos_ids)
+    eos_ids = _checked_eos(model_config.eos_ids if eos_ids is None else eos_ids, model_config.vocab_size)
+    sizes = (layout.block_tokens, max_model_len, model_config.vocab_size, eos_ids)
 
     if options.device == "null":
         num_blocks = config.cache.num_blocks or max(
@@ -83,6 +86,7 @@ def build_runner(config: EngineConfig, folder: Path) -> BuiltRunner:
     with torch.inference_mode():
         model = load_module(architecture, "model").V41Model(model_config, ops, weights)
     num_blocks = count_blocks(config.cache, layout, device, num_slots, max_model_len)
+    check_memory(layout, num_blocks, num_slots, device)
     pools = CachePools(layout, num_blocks, num_slots, device)
     bound = model.bind(pools)
     num_columns = -(-max_model_len // layout.block_tokens)
@@ -93,6 +97,16 @@ def build_runner(config: EngineConfig, folder: Path) -> BuiltRunner:
         pools.blocks.nbytes / 2**20, num_slots, pools.slots.nbytes / 2**20,
     )  # fmt: skip
     return BuiltRunner(Runner(bound, builder, Sampler(ops, num_slots + 1)), num_blocks, *sizes)
+
+
+def _checked_eos(eos_ids: Sequence[int], vocab_size: int) -> tuple[int, ...]:
+    for token in eos_ids:
+        if not 0 <= token < vocab_size:
+            raise ModelError(
+                f"eos_token_id is {shown(token)}, but ids of this model are 0 to {vocab_size - 1}; "
+                "correct generation_config.json or config.json"
+            )
+    return tuple(eos_ids)
 
 
 def _max_model_len(wanted: int | None, limit: int) -> int:

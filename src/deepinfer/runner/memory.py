@@ -38,6 +38,23 @@ def count_blocks(
     return num_blocks
 
 
+def check_memory(layout: CacheLayout, num_blocks: int, num_slots: int, device: torch.device) -> None:
+    """Raise ConfigError when these caches cannot fit the device, even if nothing else were there."""
+    wanted = (num_blocks + 1) * layout.bytes_per_block + (num_slots + 1) * layout.bytes_per_slot
+    if wanted > (total := total_bytes(device)):
+        raise ConfigError(
+            f"{num_blocks} cache blocks and {num_slots} slots (max_num_requests) take {wanted} bytes, but "
+            f"{device} has {total}; lower num_blocks, kv_cache_bytes or max_num_requests"
+        )
+
+
+def total_bytes(device: torch.device) -> int:
+    """All memory of this device, in use or not."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[1])
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
 def free_bytes(device: torch.device) -> int:
     """Bytes that the caches may take on this device now."""
     if device.type == "cuda":

@@ -13,8 +13,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from deepinfer.errors import RequestError
+from deepinfer.errors import RequestError, shown
 
+MAX_COUNT = 2**31 - 1  # counts are int32 on their way to the device
 MAX_SEED = 2**63 - 1
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
@@ -36,7 +37,7 @@ class SamplingParams:
 
     max_tokens: int | None = parameter(None, "most tokens to generate; None = what fits", low=1)
     temperature: float = parameter(1.0, "0 = greedy", low=0.0, high=100.0)
-    top_k: int = parameter(0, "keep the k most likely tokens; 0 or -1 = all", low=-1)
+    top_k: int = parameter(0, "keep the k most likely tokens; 0 or -1 = all", low=-1, high=MAX_COUNT)
     top_p: float = parameter(1.0, "keep the likeliest tokens up to this total probability", low=0.0, high=1.0)
     min_p: float = parameter(0.0, "drop tokens below this share of the likeliest one", low=0.0, high=1.0)
     seed: int | None = parameter(
@@ -62,7 +63,7 @@ class SamplingParams:
         for name in ("temperature", "top_p", "min_p"):
             object.__setattr__(self, name, _number(name, getattr(self, name)))
         if not isinstance(self.ignore_eos, bool):
-            raise RequestError(f"ignore_eos is {self.ignore_eos!r}; it must be true or false")
+            raise RequestError(f"ignore_eos is {shown(self.ignore_eos)}; it must be true or false")
         for spec in dataclasses.fields(self):
             _check_range(spec, getattr(self, spec.name))
         if self.top_p == 0.0:
@@ -79,7 +80,7 @@ class SamplingParams:
         known = [spec.name for spec in dataclasses.fields(cls)]
         for name in values:
             if name not in known:
-                raise RequestError(f"unknown sampling parameter {name!r}; known are {', '.join(known)}")
+                raise RequestError(f"unknown sampling parameter {shown(name)}; known are {', '.join(known)}")
         return cls(**values)
 
     @property
@@ -94,15 +95,19 @@ def declared() -> tuple[dataclasses.Field[Any], ...]:
 
 def _integer(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise RequestError(f"{name} is {value!r}; it must be a whole number")
+        raise RequestError(f"{name} is {shown(value)}; it must be a whole number")
 
 
 def _number(name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise RequestError(f"{name} is {value!r}; it must be a number")
-    if not math.isfinite(value):
-        raise RequestError(f"{name} is {value!r}; it must be finite")
-    return float(value)
+        raise RequestError(f"{name} is {shown(value)}; it must be a number")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise RequestError(f"{name} is {shown(value)}; it must be finite")
+    return number
 
 
 def _check_range(spec: dataclasses.Field[Any], value: Any) -> None:
@@ -111,7 +116,7 @@ def _check_range(spec: dataclasses.Field[Any], value: Any) -> None:
         return
     if (low is not None and value < low) or (high is not None and value > high):
         rule = f"at least {low}" if high is None else f"between {low} and {high}"
-        raise RequestError(f"{spec.name} is {value}; it must be {rule}")
+        raise RequestError(f"{spec.name} is {shown(value)}; it must be {rule}")
 
 
 def _strings(value: object) -> tuple[str, ...]:
@@ -120,7 +125,9 @@ def _strings(value: object) -> tuple[str, ...]:
     texts = (value,) if isinstance(value, str) else _items("stop", value)
     for text in texts:
         if not isinstance(text, str) or not 0 < len(text) <= MAX_STOP_CHARACTERS:
-            raise RequestError(f"stop holds {text!r:.80}; each must be a text of 1 to {MAX_STOP_CHARACTERS} characters")
+            raise RequestError(
+                f"stop holds {shown(text)}; each must be a text of 1 to {MAX_STOP_CHARACTERS} characters"
+            )
     if len(texts) > MAX_STOP_STRINGS:
         raise RequestError(f"stop has {len(texts)} texts; at most {MAX_STOP_STRINGS} are taken")
     return tuple(dict.fromkeys(texts))
@@ -132,7 +139,7 @@ def _token_ids(value: object) -> tuple[int, ...]:
     ids = _items("stop_token_ids", value)
     for token in ids:
         if isinstance(token, bool) or not isinstance(token, int) or token < 0:
-            raise RequestError(f"stop_token_ids holds {token!r:.80}; each must be a token id of 0 or more")
+            raise RequestError(f"stop_token_ids holds {shown(token)}; each must be a token id of 0 or more")
     if len(ids) > MAX_STOP_TOKENS:
         raise RequestError(f"stop_token_ids has {len(ids)} ids; at most {MAX_STOP_TOKENS} are taken")
     return tuple(dict.fromkeys(ids))
@@ -140,5 +147,5 @@ def _token_ids(value: object) -> tuple[int, ...]:
 
 def _items(name: str, value: object) -> tuple[Any, ...]:
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
-        raise RequestError(f"{name} is {value!r:.80}; it must be a list")
+        raise RequestError(f"{name} is {shown(value)}; it must be a list")
     return tuple(value)

@@ -70,7 +70,7 @@ def test_a_token_has_the_same_bits_alone_and_among_others(make, model):
 @pytest.mark.parametrize(("streams", "hidden", "rounds"), [(1, 32, 3), (2, 40, 1), (3, 17, 20), (5, 64, 7), (16, 8, 2)])
 def test_any_number_of_streams_and_any_width(streams, hidden, rounds):
     case = other(streams, hidden, rounds)
-    family.check_against_reference(case, LIMIT)
+    family.check_against_reference(case, 2e-5)  # the reference leaves out the eps of all divisors but the last
     family.check_bits(case)
 
 

@@ -25,7 +25,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory):
     def make(name: str) -> Path:
         file = folder / f"{name}.so"
         flags = (*build.FLAGS, "-O1", *(f"-m{feature}" for feature in VARIANTS[name]))
-        sources = [build.SOURCES / "gemm.cpp", build.SOURCES / "threads.cpp"]
+        sources = [build.SOURCES / f"{part}.cpp" for part in ("gemm", "cache_formats", "threads")]
         build._compile([build.find_compiler(), *flags, f"-I{build.SOURCES}"], sources, file)
         return file
 

@@ -45,7 +45,7 @@ class CpuEngram:
 
 def prepare_engram(engram: EngramWeights) -> CpuEngram:
     """Pack wkv and the norm weights."""
-    wkv = prepare_matrix(engram.wkv)
+    wkv = prepare_matrix(engram.wkv, rounds=True)
     require(engram.table.scale is not None, "an engram table has scales")
     assert engram.table.scale is not None
     values, scales = engram.table.value.contiguous(), engram.table.scale.contiguous()

@@ -72,7 +72,7 @@ class CpuIndexer:
 
 def prepare_indexer(indexer: IndexerWeights) -> CpuIndexer:
     """Pack the weights."""
-    wq_b, weights_proj = prepare_matrix(indexer.wq_b), prepare_matrix(indexer.weights_proj)
+    wq_b, weights_proj = prepare_matrix(indexer.wq_b, rounds=True), prepare_matrix(indexer.weights_proj)
     heads = indexer.num_heads
     require(wq_b.rows % heads == 0, f"index wq_b has {wq_b.rows} rows; it must be a multiple of its {heads} heads")
     require(weights_proj.rows == heads, f"index weights_proj has {weights_proj.rows} rows; it must have {heads}")

@@ -16,6 +16,7 @@ from deepinfer.ops.reference.shapes import require
 from deepinfer.ops.weights import Weight
 
 PANEL, BLOCK, TILE = 16, 32, 32
+ROUNDS_INPUTS = True  # tests turn it off to compare whole models sharply
 FLOAT32, BFLOAT16, E4M3, E2M1 = range(4)
 GROUPS = {FLOAT32: 1, BFLOAT16: 2, E4M3: 4, E2M1: 4}  # columns that lie together
 E2M1_ROWS = [0, 1, 2, 3, 8, 9, 10, 11, 4, 5, 6, 7, 12, 13, 14, 15]
@@ -30,6 +31,7 @@ class MatrixStruct(ctypes.Structure):
         ("rows", ctypes.c_int64),
         ("columns", ctypes.c_int64),
         ("format", ctypes.c_int64),
+        ("rounds", ctypes.c_int64),
     )
 
 
@@ -50,13 +52,20 @@ class Matrix:
     columns: int
 
 
-def prepare_matrix(*weights: Weight) -> Matrix:
-    """One matrix, or several stacked by rows that share their input; each may have a leading stack dimension."""
+def prepare_matrix(*weights: Weight, rounds: bool = False) -> Matrix:
+    """One matrix, or several stacked by rows that share their input; each may have a leading stack dimension.
+
+    rounds: if the weights are fp8 or fp4, the input of a product is rounded to fp8 in blocks of 32.
+    """
     formats = {_format(weight) for weight in weights}
     require(len(formats) == 1, "matrices that share their input must all be stored in the same format")
     number_format = formats.pop()
     values = torch.cat([_stacked(_codes(weight, number_format)) for weight in weights], dim=1)  # [stack, rows, columns]
     stack, rows, columns = values.shape
+    rounds = rounds and ROUNDS_INPUTS and number_format in (E4M3, E2M1)
+    require(
+        not rounds or columns % BLOCK == 0, f"a product that rounds its input has {columns} columns, no whole blocks"
+    )
     packed = weights_arena().place(_packed(_panels(F.pad(values, (0, -columns % BLOCK))), number_format))
     exponents = None
     if number_format in (E4M3, E2M1):
@@ -67,11 +76,12 @@ def prepare_matrix(*weights: Weight) -> Matrix:
         struct.values = packed[number].data_ptr()
         struct.exponents = exponents[number].data_ptr() if exponents is not None else None
         struct.rows, struct.columns, struct.format = rows, columns, number_format
+        struct.rounds = rounds
     return Matrix(packed, exponents, array, ctypes.addressof(array), rows, columns)
 
 
 def prepare_groups(weight: Weight, num_groups: int) -> Matrix:
-    """A stack of `num_groups` matrices out of one whose rows they share in order."""
+    """A stack of `num_groups` matrices out of one whose rows they share in order; their inputs are not rounded."""
     rows = weight.value.shape[0]
     require(rows % num_groups == 0, f"a matrix of {rows} rows has no {num_groups} equal groups")
     value, scale = weight.value.unflatten(0, (num_groups, -1)), None

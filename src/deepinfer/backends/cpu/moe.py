@@ -91,7 +91,7 @@ def route(x: Tensor, is_image: Tensor | None, router: CpuRouter) -> tuple[Tensor
 
 def prepare_experts(experts: ExpertWeights) -> CpuExperts:
     """Pack the experts, or one shared expert."""
-    gate_up, down = prepare_matrix(experts.w1, experts.w3), prepare_matrix(experts.w2)
+    gate_up, down = prepare_matrix(experts.w1, experts.w3, rounds=True), prepare_matrix(experts.w2, rounds=True)
     require(
         gate_up.rows == 2 * down.columns and len(gate_up.structs) == len(down.structs),
         f"w1 and w3 have {gate_up.rows} rows together; they must have twice the {down.columns} columns of w2",

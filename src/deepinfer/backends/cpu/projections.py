@@ -66,8 +66,8 @@ class CpuAttention:
 
 def prepare_attention(attention: AttentionWeights) -> CpuAttention:
     """Pack the weights; the two products on x become one."""
-    down, wq_b = prepare_matrix(attention.wq_a, attention.wkv), prepare_matrix(attention.wq_b)
-    wo_a, wo_b = prepare_groups(attention.wo_a, attention.num_groups), prepare_matrix(attention.wo_b)
+    down, wq_b = prepare_matrix(attention.wq_a, attention.wkv, rounds=True), prepare_matrix(attention.wq_b, rounds=True)
+    wo_a, wo_b = prepare_groups(attention.wo_a, attention.num_groups), prepare_matrix(attention.wo_b, rounds=True)
     frequencies = rope_frequencies(attention.rope, torch.device("cpu")).contiguous()
     dim, heads = attention.wkv.value.shape[0], attention.num_heads
     require(wq_b.rows == heads * dim, f"wq_b has {wq_b.rows} rows; it must have {heads} heads of {dim}")

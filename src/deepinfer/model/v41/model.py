@@ -36,7 +36,8 @@ class BoundModel:
     """A model and the caches it reads and writes."""
 
     def __init__(self, model: V41Model, pools: CachePools):
-        self.model, ops, boundary = model, model.ops, model.config.boundary
+        self.model, self.pools = model, pools
+        ops, boundary = model.ops, model.config.boundary
         layers = [
             BoundLayer(parts, layer_caches(plan, pools))
             for plan, parts in zip(model.config.layers, model.layers, strict=True)

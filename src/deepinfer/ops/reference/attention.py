@@ -67,9 +67,10 @@ def attention_inputs(
     low, kv = linear(numerics, x, attention.down).split([attention.q_norm.weight.shape[0], attention.dim], dim=-1)
     low_rank = rms_norm(numerics, low, attention.q_norm)
     q = linear(numerics, low_rank, attention.wq_b).unflatten(-1, (attention.num_heads, attention.dim))
-    turn = rotation(positions, attention.frequencies)
-    kv = numerics.act(rotate(rms_norm(numerics, kv, attention.kv_norm), turn))
-    return low_rank, numerics.act(rotate(q, turn)), quant.pack_window(kv)
+    kv = rms_norm(numerics, kv, attention.kv_norm)
+    both = torch.cat([q, kv.unsqueeze(1)], dim=1)  # one rotation for all heads and the window vector
+    both = numerics.act(rotate(both, rotation(positions, attention.frequencies)))
+    return low_rank, both[:, :-1], quant.pack_window(both[:, -1])
 
 
 def attend(
@@ -94,15 +95,16 @@ def attend(
         expect("entries", entries, (num_tokens, None))
     width = window + (0 if entries is None else entries.shape[1])
     tile = max(1, TILE_BYTES // (width * attention.dim * q.itemsize))
-    result = torch.empty_like(q, memory_format=torch.contiguous_format)
+    mix = _softmax if numerics.fuses else _folded_softmax
+    parts = []
     for first in range(0, num_tokens, tile):
         last = min(first + tile, num_tokens)
         keys, hidden = _window_keys(window_rows, batch, ring, window, first, last)
         if pages is not None and entries is not None and entries.shape[1]:
             more, none = _entry_keys(batch, pages, entries, first, last)
             keys, hidden = torch.cat([keys, more], 1), torch.cat([hidden, none], 1)
-        mix = _softmax if numerics.fuses else _folded_softmax
-        result[first:last] = mix(numerics, q[first:last], keys, hidden, attention.sink)
+        parts.append(mix(numerics, q[first:last], keys, hidden, attention.sink))
+    result = torch.cat(parts) if len(parts) > 1 else parts[0] if parts else q
     turn = batch_rotation(batch, attention.frequencies)
     return numerics.act(rotate(result, turn, backwards=True))
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from deepinfer.ops.reference import quant
 from deepinfer.ops.reference.norm import Norm, prepare_norm, rms_norm, rms_scale
@@ -17,21 +18,16 @@ from deepinfer.ops.reference.shapes import expect
 from deepinfer.ops.values import Mix
 from deepinfer.ops.weights import HyperWeights, NormWeights
 
+TILE_BYTES = 64 << 20  # products of all pairs of streams that are held at a time
+
 
 @dataclass(frozen=True)
 class Hyper:
-    """Mix weights of a half layer.
-
-    fn [(2 + m) * m, m * H] in the accumulation dtype; gain, base [(2 + m) * m] float32.
-    row_sums, column_sums [m * m + 1, m * m]: a flattened matrix with eps behind it, times these,
-    gives for each element the sum over its row or column, plus eps.
-    """
+    """Mix weights of a half layer: fn [(2 + m) * m, m * H] in the accumulation dtype, gain, base [(2 + m) * m]."""
 
     fn: Tensor
     gain: Tensor
     base: Tensor
-    row_sums: Tensor
-    column_sums: Tensor
     num_streams: int
     num_iterations: int
     eps: float
@@ -40,7 +36,7 @@ class Hyper:
 
 
 def prepare_hyper(numerics: Numerics, hyper: HyperWeights, norm: NormWeights) -> Hyper:
-    """Widen the weights and lay out the constants of the Sinkhorn rounds."""
+    """Widen the weights."""
     fn = quant.dequantise(hyper.fn, numerics.accumulate)
     streams = next((m for m in range(1, fn.shape[0]) if (2 + m) * m == fn.shape[0]), 0)
     expect("hyper fn", fn, ((2 + streams) * streams, None))
@@ -48,15 +44,10 @@ def prepare_hyper(numerics: Numerics, hyper: HyperWeights, norm: NormWeights) ->
     expect("hyper scale", hyper.scale.value, (3,))
     sizes = torch.tensor([streams, streams, streams * streams], device=fn.device)
     gain = hyper.scale.value.float().repeat_interleave(sizes)
-    eye = torch.eye(streams, device=fn.device)
-    ones = torch.ones_like(eye)
-    last = torch.ones(1, streams * streams, device=fn.device)
     return Hyper(
         fn=fn,
         gain=gain,
         base=hyper.base.value.float(),
-        row_sums=torch.cat([torch.kron(eye, ones), last]),
-        column_sums=torch.cat([torch.kron(ones, eye), last]),
         num_streams=streams,
         num_iterations=hyper.num_iterations,
         eps=hyper.eps,
@@ -72,8 +63,12 @@ def hyper_enter(numerics: Numerics, streams: Tensor, pre: Tensor, hyper: Hyper) 
     expect("pre", pre, (streams.shape[0], m), torch.float32)
     x = rms_norm(numerics, collapse(numerics, streams, pre), hyper.norm)
     flat = streams.flatten(1)
-    mix = numerics.matmul(flat, hyper.fn) * rms_scale(flat, hyper.norm_eps)
-    mix = mix * hyper.gain + hyper.base
+    if numerics.fuses:
+        mix = F.linear(F.rms_norm(flat, flat.shape[1:], None, hyper.norm_eps), hyper.fn)
+        mix = torch.addcmul(hyper.base, mix, hyper.gain)
+    else:
+        mix = numerics.matmul(flat, hyper.fn) * rms_scale(flat, hyper.norm_eps)
+        mix = mix * hyper.gain + hyper.base
     gates = torch.sigmoid(mix[:, : 2 * m])
     return x, Mix(gates[:, :m] + hyper.eps, gates[:, m:] * 2, _sinkhorn(numerics, mix[:, 2 * m :], hyper))
 
@@ -85,7 +80,10 @@ def hyper_leave(numerics: Numerics, streams: Tensor, output: Tensor, mix: Mix) -
     spread = mix.post.unsqueeze(2) * output.unsqueeze(1)
     if numerics.fuses:
         return torch.baddbmm(spread, mix.comb.mT, streams)
-    return numerics.act(spread + (mix.comb.unsqueeze(-1) * streams.unsqueeze(2)).sum(1))
+    step = max(1, TILE_BYTES // (4 * streams.shape[1] * max(1, streams[0:1].numel())))
+    parts = zip(mix.comb.split(step), streams.split(step), strict=True)
+    mixed = [(comb.unsqueeze(-1) * part.unsqueeze(2)).sum(1) for comb, part in parts]
+    return numerics.act(spread + torch.cat(mixed))
 
 
 def collapse(numerics: Numerics, streams: Tensor, pre: Tensor) -> Tensor:
@@ -95,26 +93,24 @@ def collapse(numerics: Numerics, streams: Tensor, pre: Tensor) -> Tensor:
 
 def _sinkhorn(numerics: Numerics, logits: Tensor, hyper: Hyper) -> Tensor:
     """Softmax over rows, then columns and rows brought to sum 1 in turns, columns last: [T, m, m]."""
-    m = hyper.num_streams
-    comb = logits.reshape(-1, m, m).softmax(-1) + hyper.eps
+    m, eps = hyper.num_streams, hyper.eps
     if numerics.fuses:
-        return _sinkhorn_products(comb, hyper)
-    comb = comb / (comb.sum(-2, keepdim=True) + hyper.eps)
+        return _sinkhorn_logs(logits.reshape(-1, m, m), hyper)
+    comb = logits.reshape(-1, m, m).softmax(-1) + eps
+    comb = comb / (comb.sum(-2, keepdim=True) + eps)
     for _ in range(hyper.num_iterations - 1):
-        comb = comb / (comb.sum(-1, keepdim=True) + hyper.eps)
-        comb = comb / (comb.sum(-2, keepdim=True) + hyper.eps)
+        comb = comb / (comb.sum(-1, keepdim=True) + eps)
+        comb = comb / (comb.sum(-2, keepdim=True) + eps)
     return comb
 
 
-def _sinkhorn_products(comb: Tensor, hyper: Hyper) -> Tensor:
-    """The rounds as one small product (the sums, eps included) and one division in place each."""
-    m = hyper.num_streams
-    padded = torch.full((len(comb), m * m + 1), hyper.eps, device=comb.device)
-    flat = padded[:, :-1]
-    flat.copy_(comb.flatten(1))
-    sums = torch.empty(len(comb), m * m, device=comb.device)
-    flat.div_(torch.mm(padded, hyper.column_sums, out=sums))
+def _sinkhorn_logs(logits: Tensor, hyper: Hyper) -> Tensor:
+    """The same on logarithms, one call a normalisation, with the tokens innermost.
+
+    The eps of a divisor scales whole rows or columns, which the next normalisation undoes; so only
+    the last one is applied.
+    """
+    logs = logits.permute(1, 2, 0).softmax(1).add_(hyper.eps).log_().log_softmax(0)
     for _ in range(hyper.num_iterations - 1):
-        flat.div_(torch.mm(padded, hyper.row_sums, out=sums))
-        flat.div_(torch.mm(padded, hyper.column_sums, out=sums))
-    return flat.reshape(-1, m, m)
+        logs = logs.log_softmax(1).log_softmax(0)
+    return logs.sub_(hyper.eps).exp_().permute(2, 0, 1)

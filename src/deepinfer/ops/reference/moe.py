@@ -53,22 +53,26 @@ class Router:
 
 @dataclass(frozen=True)
 class Experts:
-    """Routed experts: `wide` is (w1 above w3 [E, 2 * inner, H], w2 [E, H, inner]) or None; `stored` as given."""
+    """Routed experts: `stored` as given, or widened in two stacks, of which these are the experts' views.
+
+    wide_gate_up: w1 above w3, E of [2 * inner, H]; wide_down: w2, E of [H, inner].
+    """
 
     stored: ExpertWeights
-    wide: tuple[Tensor, Tensor] | None
+    wide_gate_up: tuple[Tensor, ...] | None = None
+    wide_down: tuple[Tensor, ...] | None = None
 
     def gate_up(self, numerics: Numerics, expert: int) -> Tensor:
         """w1 above w3 of one expert, [2 * inner, H] in the accumulation dtype."""
-        if self.wide is not None:
-            return self.wide[0][expert]
+        if self.wide_gate_up is not None:
+            return self.wide_gate_up[expert]
         parts = (_one(stack, expert) for stack in (self.stored.w1, self.stored.w3))
         return torch.cat([quant.dequantise(part, numerics.accumulate) for part in parts])
 
     def down(self, numerics: Numerics, expert: int) -> Tensor:
         """w2 of one expert, [H, inner] in the accumulation dtype."""
-        if self.wide is not None:
-            return self.wide[1][expert]
+        if self.wide_down is not None:
+            return self.wide_down[expert]
         return quant.dequantise(_one(self.stored.w2, expert), numerics.accumulate)
 
 
@@ -117,9 +121,9 @@ def prepare_experts(numerics: Numerics, experts: ExpertWeights) -> Experts:
     """Widen the stack if it is small enough."""
     stacks = (experts.w1, experts.w2, experts.w3)
     if sum(wide_bytes(numerics, stack) for stack in stacks) > WIDEN_LIMIT_BYTES:
-        return Experts(experts, None)
+        return Experts(experts)
     w1, w2, w3 = (quant.dequantise(stack, numerics.accumulate) for stack in stacks)
-    return Experts(experts, (torch.cat([w1, w3], dim=1), w2))
+    return Experts(experts, torch.cat([w1, w3], dim=1).unbind(0), w2.unbind(0))
 
 
 def experts(numerics: Numerics, x: Tensor, chosen: Tensor, share: Tensor, experts: Experts) -> Tensor:
@@ -161,19 +165,19 @@ def _routed(numerics: Numerics, x: Tensor, chosen: Tensor, share: Tensor, expert
     """
     (num_tokens, k), hidden_size = chosen.shape, x.shape[1]
     rounds_input = experts.stored.w1.is_quantized and numerics.gemm_inputs
-    x = (quant.round_fp8(x) if rounds_input else x).to(numerics.accumulate)
+    x = numerics.wide(quant.round_fp8(x) if rounds_input else x)
     if num_tokens == 1:  # nothing to sort
-        inputs, weights = x.expand(k, -1), share[0]
-        stretches = [(expert, pair, pair + 1) for pair, expert in enumerate(chosen[0].tolist())]
+        used, counts = chosen[0].tolist(), [1] * k
+        inputs, weights = [x] * k, share[0]
     else:
         order = chosen.flatten().argsort(stable=True)
-        inputs, weights = x[order // k], share.flatten()[order]
-        stretches = _stretches(chosen, experts.stored.w1.value.shape[0])
-    both = [F.linear(inputs[a:b], experts.gate_up(numerics, expert)) for expert, a, b in stretches]
+        used, counts = _counts(chosen, experts.stored.w1.value.shape[0])
+        inputs, weights = x[order // k].split(counts), share.flatten()[order]
+    both = [F.linear(part, experts.gate_up(numerics, expert)) for part, expert in zip(inputs, used, strict=True)]
     hidden = _swiglu(numerics.act(torch.cat(both)), experts.stored.limit)
     hidden = numerics.act(hidden * weights.unsqueeze(-1))
-    hidden = (quant.round_fp8(hidden) if rounds_input else hidden).to(numerics.accumulate)
-    outputs = [F.linear(hidden[a:b], experts.down(numerics, expert)) for expert, a, b in stretches]
+    parts = numerics.wide(quant.round_fp8(hidden) if rounds_input else hidden).split(counts)
+    outputs = [F.linear(part, experts.down(numerics, expert)) for part, expert in zip(parts, used, strict=True)]
     pairs = numerics.act(torch.cat(outputs))
     if num_tokens > 1:
         pairs = torch.empty_like(pairs).index_copy_(0, order, pairs)
@@ -191,14 +195,11 @@ def _sum_by_expert(pairs: Tensor, chosen: Tensor) -> Tensor:
     return result
 
 
-def _stretches(chosen: Tensor, num_experts: int) -> list[tuple[int, int, int]]:
-    """(expert, start, end) of each chosen expert's pairs once they are sorted by expert."""
-    counts, stretches, start = torch.bincount(chosen.flatten(), minlength=num_experts).tolist(), [], 0
-    for expert, count in enumerate(counts):
-        if count:
-            stretches.append((expert, start, start + count))
-            start += count
-    return stretches
+def _counts(chosen: Tensor, num_experts: int) -> tuple[list[int], list[int]]:
+    """The experts that were chosen, ascending, and how often each was."""
+    counts = torch.bincount(chosen.flatten(), minlength=num_experts).tolist()
+    used = [expert for expert, count in enumerate(counts) if count]
+    return used, [counts[expert] for expert in used]
 
 
 def _swiglu(gate_up: Tensor, limit: float) -> Tensor:

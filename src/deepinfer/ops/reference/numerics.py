@@ -3,7 +3,8 @@
 `exact` and `float32` compute what the test oracle computes, expression by expression: products with
 weights in float64, everything else in float32, nothing contracted or reordered. So a whole prompt
 gives the oracle's bits, and a last-bit difference never decides a rounding to fp8, fp4 or bf16.
-`fast` may fuse and reorder.
+`fast` keeps the rounding that a checkpoint is trained with and that matrix units take for granted
+(fp8 inputs of fp8 and fp4 products), drops the others, and may fuse and reorder.
 
 Every op of this folder takes a `Numerics` first; `build.reference_ops` binds it. Tensors between
 ops are float32 in all modes; the roundings are explicit steps.
@@ -47,13 +48,20 @@ class Numerics:
         if precision == "float32":
             return cls(activations=False, gemm_inputs=False, index_scores=False, accumulate=torch.float64, fuses=False)
         if precision == "fast":
-            return cls(activations=False, gemm_inputs=False, index_scores=False, accumulate=torch.float32, fuses=True)
+            return cls(activations=False, gemm_inputs=True, index_scores=False, accumulate=torch.float32, fuses=True)
         raise ConfigError(f"precision is {precision!r}; it must be exact, float32 or fast")
 
     def act(self, x: Tensor) -> Tensor:
         """An intermediate result as float32, rounded to bf16 where the mode says so."""
-        return x.to(torch.bfloat16).float() if self.activations else x.float()
+        if self.activations:
+            return x.to(torch.bfloat16).float()
+        return x if x.dtype is torch.float32 else x.float()
+
+    def wide(self, x: Tensor) -> Tensor:
+        """x in the accumulation dtype."""
+        return x if x.dtype is self.accumulate else x.to(self.accumulate)
 
     def matmul(self, x: Tensor, weight: Tensor) -> Tensor:
         """x [..., columns] @ weight.T, weight [rows, columns] in `accumulate`: float32 [..., rows]."""
-        return F.linear(x.to(self.accumulate), weight).float()
+        product = F.linear(self.wide(x), weight)
+        return product if product.dtype is torch.float32 else product.float()

@@ -33,9 +33,10 @@ def _dimension_turning(spec: RopeSpec, turns: float) -> float:
 
 
 def rotation(positions: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of the angle of each pair: two of [positions, dim / 2] float32."""
+    """Factors of a pair and of its swapped self: cos [positions, dim / 2, 1], (-sin, sin) [positions, dim / 2, 2]."""
     angles = torch.outer(positions.float(), frequencies)
-    return angles.cos(), angles.sin()
+    sin = angles.sin()
+    return angles.cos().unsqueeze(-1), torch.stack([-sin, sin], dim=-1)
 
 
 def batch_rotation(batch: TokenBatch, frequencies: Tensor) -> tuple[Tensor, Tensor]:
@@ -52,7 +53,7 @@ def rotate(x: Tensor, turn: tuple[Tensor, Tensor], *, backwards: bool = False) -
     """
     cos, sin = turn if x.ndim == 2 else (part.unsqueeze(1) for part in turn)
     sin = -sin if backwards else sin
-    head, tail = x.split([x.shape[-1] - 2 * cos.shape[-1], 2 * cos.shape[-1]], dim=-1)
-    even, odd = tail.unflatten(-1, (-1, 2)).unbind(-1)
-    turned = torch.stack([even * cos - odd * sin, even * sin + odd * cos], dim=-1).flatten(-2)
-    return torch.cat([head, turned], dim=-1)
+    result = x.clone(memory_format=torch.contiguous_format)
+    pairs = result[..., x.shape[-1] - 2 * cos.shape[-2] :].unflatten(-1, (-1, 2))
+    torch.add(pairs * cos, pairs.flip(-1).mul_(sin), out=pairs)
+    return result

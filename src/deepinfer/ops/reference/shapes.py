@@ -11,9 +11,12 @@ from deepinfer.errors import ShapeError
 def expect(name: str, tensor: Tensor, shape: tuple[int | None, ...], dtype: torch.dtype | None = None) -> None:
     """Raise ShapeError unless the tensor has this shape (None = any size) and, if given, this dtype."""
     actual = tensor.shape
-    if len(actual) == len(shape) and all(b is None or a == b for a, b in zip(actual, shape, strict=True)):
-        if dtype is None or tensor.dtype is dtype:
-            return
+    fits = len(actual) == len(shape)
+    for size, rule in zip(actual, shape, strict=False):
+        fits = fits and (rule is None or size == rule)
+    if fits and (dtype is None or tensor.dtype is dtype):
+        return
+    if fits:
         raise ShapeError(f"{name} is {tensor.dtype}; it must be {dtype}")
     wanted = ", ".join("any" if size is None else str(size) for size in shape)
     raise ShapeError(f"{name} has shape {list(actual)}; it must be [{wanted}]")

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "cache_formats.h"
 #include "decode.h"
 #include "export.h"
 #include "scratch.h"
@@ -16,7 +17,10 @@ constexpr int DIRECT_ROWS = 4;                // up to here weights are decoded 
 constexpr int64_t CHUNK = 256;                // columns that are decoded at a time, 16 KiB
 constexpr int64_t CACHED_BYTES = 192 << 10;  // of x that stay near while the panels go by
 
+constexpr int64_t ROUND_GRAIN = 16;  // rows of x that a thread rounds at least
+
 struct XScratch;
+struct RoundedScratch;
 
 // Rows of x, dense up to `columns`, a whole number of blocks.
 struct Rows {
@@ -196,6 +200,14 @@ void gemm_panels(const float* x, int64_t num_rows, int64_t stride, const Matrix&
 }
 
 void gemm(const float* x, int64_t num_rows, int64_t stride, const Matrix& matrix, float* out, int64_t out_stride) {
+    if (matrix.rounds) {
+        const int64_t columns = matrix.columns;
+        float* rounded = scratch<RoundedScratch>(num_rows * columns);
+        parallel(num_rows, ROUND_GRAIN, [=](int64_t first, int64_t last) {
+            for (int64_t row = first; row < last; ++row) round_window(x + row * stride, columns, rounded + row * columns);
+        });
+        x = rounded, stride = columns;
+    }
     parallel(num_panels(matrix), 1, [&](int64_t first, int64_t last) {
         gemm_panels(x, num_rows, stride, matrix, out, out_stride, first, last);
     });

@@ -30,12 +30,13 @@ struct Matrix {
     const void* values;
     const uint8_t* exponents;  // null for F32 and BF16
     int64_t rows, columns, format;
+    int64_t rounds;  // x is rounded to e4m3 with a power of two per 32 first; columns are whole blocks then
 };
 
 // out[i][j] = sum over c of x[i][c] * matrix[j][c], for i < num_rows; strides in floats.
 void gemm(const float* x, int64_t num_rows, int64_t stride, const Matrix& matrix, float* out, int64_t out_stride);
 
-// The same on the calling thread alone, for callers that split their own work; panels first .. last - 1 only.
+// The same on the calling thread alone, for callers that split their own work; x as it is, panels first .. last - 1.
 void gemm_panels(const float* x, int64_t num_rows, int64_t stride, const Matrix& matrix, float* out,
                  int64_t out_stride, int64_t first, int64_t last);
 
