@@ -140,3 +140,18 @@ def test_what_does_not_fit_is_refused():
         multiply(vectors(2, 31), prepare_matrix(matrix("bf16", 16, 32)))
     with pytest.raises(ShapeError, match="float64"):
         multiply(vectors(2, 32).double(), prepare_matrix(matrix("bf16", 16, 32)))
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e-4, 1.0, 447.0, 448.0, 449.0, 1e18])
+def test_inputs_are_rounded_to_fp8_as_the_reference_rounds_them(size):
+    unit = torch.full((1, 1), 127, dtype=torch.uint8).view(torch.float8_e8m0fnu)
+    same = prepare_matrix(Weight(torch.eye(32).to(torch.float8_e4m3fn), unit), rounds=True)
+    x = vectors(60, 32) * size
+    x[:20] *= torch.logspace(-8, 0, 32)  # far apart within a block
+    x[20] = 0
+    for rows in (1, 60):
+        assert torch.equal(multiply(x[:rows], same), quant.round_fp8(x[:rows]))
+    x[3, 4], x[7, 9] = torch.nan, torch.inf
+    found, expected = multiply(x, same), quant.round_fp8(x)
+    assert torch.equal(found.isnan(), expected.isnan())
+    assert torch.equal(found.nan_to_num(), expected.nan_to_num())

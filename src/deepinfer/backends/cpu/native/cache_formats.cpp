@@ -1,13 +1,10 @@
 #include "cache_formats.h"
 
 #include "export.h"
-#include "scratch.h"
 #include "vector.h"
 
 namespace deepinfer {
 namespace {
-
-struct RoundScratch;
 
 constexpr int LATENT_BLOCK = 16;
 constexpr int SCALE_BLOCK = 32;
@@ -198,12 +195,6 @@ void unpack_window(const uint8_t* row, int64_t dim, float* x) {
         for (int64_t i = block * SCALE_BLOCK; i < (block + 1) * SCALE_BLOCK; ++i) x[i] = tables.e4m3[row[i]] * scale;
 #endif
     }
-}
-
-void round_window(const float* x, int64_t dim, float* rounded) {
-    uint8_t* row = scratch<RoundScratch, uint8_t>(window_bytes(dim));
-    pack_window(x, dim, row);
-    unpack_window(row, dim, rounded);
 }
 
 void unpack_compressed(const uint8_t* row, int64_t dim, float* x) {

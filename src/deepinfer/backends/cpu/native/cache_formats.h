@@ -22,9 +22,6 @@ void pack_compressed(const float* x, int64_t dim, uint8_t* row);
 void pack_index(const float* x, int64_t dim, uint8_t* row);
 
 void unpack_window(const uint8_t* row, int64_t dim, float* x);
-
-// The same numbers after both.
-void round_window(const float* x, int64_t dim, float* rounded);
 void unpack_compressed(const uint8_t* row, int64_t dim, float* x);
 void unpack_index(const uint8_t* row, int64_t dim, float* x);
 

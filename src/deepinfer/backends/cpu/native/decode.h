@@ -69,7 +69,8 @@ inline void split(const Pairs& pairs, int32_t mask, Line& low, Line& high) {
 }
 
 // What every source tells: COLUMNS lines come out of one `get`; they are UNIT times the weights, and whoever
-// multiplies them with x directly gives x * FACTOR, so that no product is too small to keep its precision.
+// multiplies them with x directly gives x * FACTOR, so that no product is too small to keep its precision. That
+// holds for products of x and a weight from 1e-21 and for x up to 1e19.
 
 struct FloatSource {
     static constexpr int COLUMNS = 1;
@@ -91,7 +92,7 @@ struct Bf16Source {
 // number, subnormal numbers too.
 struct E4m3Source {
     static constexpr int COLUMNS = 4;
-    static constexpr float UNIT = 0x1p-120f, FACTOR = 0x1p100f;
+    static constexpr float UNIT = 0x1p-120f, FACTOR = 0x1p64f;
     const uint8_t* values;
     void get(int64_t column, Line* lines) const {
         const Pairs all = load_pairs(values + column * PANEL);

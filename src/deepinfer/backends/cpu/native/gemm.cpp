@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
-#include "cache_formats.h"
 #include "decode.h"
 #include "export.h"
+#include "round.h"
 #include "scratch.h"
 #include "threads.h"
 #include "vector.h"
@@ -16,8 +16,7 @@ constexpr int TILE_ROWS = 12 / VECS;          // rows of x whose sums fill the r
 constexpr int DIRECT_ROWS = 4;                // up to here weights are decoded straight into the products
 constexpr int64_t CHUNK = 256;                // columns that are decoded at a time, 16 KiB
 constexpr int64_t CACHED_BYTES = 192 << 10;  // of x that stay near while the panels go by
-
-constexpr int64_t ROUND_GRAIN = 16;  // rows of x that a thread rounds at least
+constexpr int64_t ROUND_GRAIN = 16;          // rows of x that a thread rounds at least
 
 struct XScratch;
 struct RoundedScratch;
@@ -204,7 +203,7 @@ void gemm(const float* x, int64_t num_rows, int64_t stride, const Matrix& matrix
         const int64_t columns = matrix.columns;
         float* rounded = scratch<RoundedScratch>(num_rows * columns);
         parallel(num_rows, ROUND_GRAIN, [=](int64_t first, int64_t last) {
-            for (int64_t row = first; row < last; ++row) round_window(x + row * stride, columns, rounded + row * columns);
+            for (int64_t row = first; row < last; ++row) round_fp8(x + row * stride, columns, rounded + row * columns);
         });
         x = rounded, stride = columns;
     }

@@ -7,6 +7,7 @@
 #include "activation.h"
 #include "gemm.h"
 #include "ops.h"
+#include "round.h"
 #include "scratch.h"
 #include "threads.h"
 #include "vector.h"
@@ -23,6 +24,7 @@ struct InnerScratch;
 struct HiddenScratch;
 struct ShareScratch;
 struct OutputScratch;
+struct RoundedScratch;
 struct PairScratch;
 struct BeginScratch;
 struct NextScratch;
@@ -124,7 +126,9 @@ std::vector<Stretch> stretches_of(const Order& order, int64_t num_experts) {
 // outputs [pairs, hidden] of a stretch of sorted pairs.
 void feed_stretch(const Experts& experts, const Stretch& stretch, const Order& order, const float* x, int64_t stride,
                   const float* share, int64_t k, float* outputs) {
-    const Matrix &gate_up = experts.gate_up[stretch.expert], &down = experts.down[stretch.expert];
+    Matrix gate_up = experts.gate_up[stretch.expert];
+    gate_up.rounds = 0;  // x is rounded already, once for all experts of a token
+    const Matrix& down = experts.down[stretch.expert];
     const int64_t rows = stretch.last - stretch.first, width = gate_up.columns;
     float* inputs = scratch<InputScratch>(rows * width);
     float* shares = scratch<ShareScratch>(rows);
@@ -166,6 +170,14 @@ EXPORT int64_t experts(const Experts* experts, const float* x, int64_t stride, c
     const int64_t num_experts = experts->num_experts, hidden = experts->down->rows, count = tokens * k;
     const Order order{scratch<PairScratch, int32_t>(count), scratch<BeginScratch, int64_t>(num_experts + 1)};
     if (!sort_pairs(chosen, count, num_experts, order)) return 1;
+    if (experts->gate_up->rounds) {
+        const int64_t width = experts->gate_up->columns;
+        float* rounded = scratch<RoundedScratch>(tokens * width);
+        parallel(tokens, GRAIN, [=](int64_t first, int64_t last) {
+            for (int64_t t = first; t < last; ++t) round_fp8(x + t * stride, width, rounded + t * width);
+        });
+        x = rounded, stride = width;
+    }
     float* outputs = scratch<OutputScratch>(count * hidden);
     const auto stretches = stretches_of(order, num_experts);
     parallel(static_cast<int64_t>(stretches.size()), 1, [&](int64_t begin, int64_t end) {

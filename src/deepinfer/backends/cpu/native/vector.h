@@ -34,7 +34,8 @@ inline Vec bits(VecInt value) { return reinterpret_cast<Vec>(value); }
 inline VecInt bits(Vec value) { return reinterpret_cast<VecInt>(value); }
 inline VecInt splat_int(int32_t value) { return value - VecInt{}; }
 
-inline Vec select(VecInt mask, Vec yes, Vec no) { return bits((mask & bits(yes)) | (~mask & bits(no))); }
+inline VecInt select_int(VecInt mask, VecInt yes, VecInt no) { return (mask & yes) | (~mask & no); }
+inline Vec select(VecInt mask, Vec yes, Vec no) { return bits(select_int(mask, bits(yes), bits(no))); }
 inline Vec maximum(Vec a, Vec b) { return select(a > b, a, b); }
 inline Vec minimum(Vec a, Vec b) { return select(a < b, a, b); }
 inline Vec at_most(Vec a, Vec limit) { return select(a > limit, limit, a); }  // NaN stays NaN
