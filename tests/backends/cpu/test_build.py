@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import goldens
 from deepinfer import log
 from deepinfer.backends.cpu import build, library
 
@@ -143,3 +144,22 @@ def test_a_processor_that_nothing_is_known_of_gets_the_portable_library(monkeypa
 
     monkeypatch.setattr(Path, "read_text", missing)
     assert build.cpu_features() == ()
+
+
+def test_other_libraries_with_functions_of_the_same_names_are_not_called(tmp_path):
+    """zlib has a `compress`, which a Python that is linked to it offers to every library."""
+    names = [name for name in library.SIGNATURES if name != "set_num_threads"]
+    source = tmp_path / "others.cpp"
+    source.write_text("#include <cstdlib>\n" + "\n".join(f'extern "C" void {name}() {{ abort(); }}' for name in names))
+    others = tmp_path / "others.so"
+    subprocess.run([build.find_compiler(), "-shared", "-fPIC", str(source), "-o", str(others)], check=True)
+    code = (
+        "import ctypes, sys; ctypes.CDLL(sys.argv[1], ctypes.RTLD_GLOBAL);"
+        "from deepinfer import LLM, SamplingParams;"
+        "llm = LLM(sys.argv[2], device='cpu', max_num_requests=2);"
+        "print(len(llm.generate([[5, 6, 7]], SamplingParams(max_tokens=3, ignore_eos=True))[0].token_ids)); llm.close()"
+    )
+    environment = os.environ | {"PYTHONPATH": str(Path(build.__file__).parents[3])}
+    command = [sys.executable, "-c", code, str(others), str(goldens.CHECKPOINT)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout.strip()) == (0, "3"), done.stderr
