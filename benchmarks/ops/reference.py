@@ -28,8 +28,8 @@ from deepinfer.checkpoint.hub import resolve
 from deepinfer.checkpoint.reader import Checkpoint
 from deepinfer.model.v41.caches import cache_layout
 from deepinfer.model.v41.config import ModelConfig
-from deepinfer.model.v41.model import BoundModel, V41Model
-from deepinfer.model.v41.weights import V41Weights
+from deepinfer.model.v41.model import BoundModel, Model
+from deepinfer.model.v41.weights import ModelWeights
 from deepinfer.ops.batch import ForwardBatch, TokenBatch
 from deepinfer.ops.reference.build import reference_ops
 from deepinfer.ops.table import OP_NAMES, Ops, build
@@ -92,7 +92,7 @@ def blocks_per_request(config: ModelConfig, num_tokens: int) -> int:
     return -(-num_tokens // config.block_tokens)
 
 
-def filled_caches(model: V41Model, rows: int, context: int, device: torch.device) -> tuple[BoundModel, Tensor]:
+def filled_caches(model: Model, rows: int, context: int, device: torch.device) -> tuple[BoundModel, Tensor]:
     """Caches after a prompt of `context` random tokens per request, and the next token of each."""
     config = model.config
     num_blocks = rows * blocks_per_request(config, context + 1)
@@ -107,7 +107,7 @@ def filled_caches(model: V41Model, rows: int, context: int, device: torch.device
     return bound, tokens[:, context:]
 
 
-def measure(model: V41Model, clock: Clock, rows: int, context: int, steps: int, limit: float) -> dict[str, Any]:
+def measure(model: Model, clock: Clock, rows: int, context: int, steps: int, limit: float) -> dict[str, Any]:
     """Microseconds by op: calls a step, median and 90th percentile a call, sum a step."""
     bound, tokens = filled_caches(model, rows, context, clock.device)
     inputs = decode_batch(model.config, tokens, context)
@@ -153,11 +153,11 @@ def main() -> None:
     arguments = parser.parse_args()
     folder, device = resolve(arguments.model), torch.device(arguments.device)
     config, clock = ModelConfig.from_file(folder / "config.json"), Clock(device)
-    weights = V41Weights(Checkpoint(folder), config, folder, device)
+    weights = ModelWeights(Checkpoint(folder), config, folder, device)
     # a last bit may decide an fp4 or fp8 rounding of a cached vector; exact rounds activations as well
     limit = 0.5 if arguments.precision == "exact" else 0.1
     with torch.inference_mode():
-        model = V41Model(config, timed_ops(arguments.precision, clock), weights)
+        model = Model(config, timed_ops(arguments.precision, clock), weights)
         for rows in (int(count) for count in arguments.rows.split(",")):
             lines = measure(model, clock, rows, arguments.context, arguments.steps, limit)
             case = {"rows": rows, "context": arguments.context, "precision": arguments.precision} | _machine(device)

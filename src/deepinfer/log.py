@@ -1,8 +1,7 @@
-"""Loggers under the name `deepinfer`, and warnings that are given once."""
+"""Loggers under the name `deepinfer`."""
 
 from __future__ import annotations
 
-import functools
 import logging
 
 
@@ -19,9 +18,3 @@ def setup(level: str = "INFO") -> None:
     logger.handlers[:] = [handler]
     logger.setLevel(level.upper())
     logger.propagate = False
-
-
-@functools.cache
-def warn_once(name: str, message: str) -> None:
-    """Log a warning the first time this (logger, message) pair is seen."""
-    get(name).warning(message)

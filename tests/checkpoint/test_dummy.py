@@ -94,9 +94,9 @@ from pathlib import Path
 from deepinfer.checkpoint.dummy import DummyWeights
 from deepinfer.model.v41.config import ModelConfig
 from deepinfer.model.v41.names import catalogue
-from deepinfer.model.v41.weights import V41Weights
+from deepinfer.model.v41.weights import ModelWeights
 config = ModelConfig.from_file(Path("config-flash.json")).cut((0, 2, 20))
-weights = V41Weights(DummyWeights(catalogue(config)), config)
+weights = ModelWeights(DummyWeights(catalogue(config)), config)
 kept = [weights.embedding(), weights.head()]
 for layer in range(3):
     kept += [weights.experts(layer), weights.attention(layer), weights.shared_expert(layer), weights.router(layer)]

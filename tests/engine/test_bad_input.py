@@ -345,7 +345,7 @@ def test_a_spoiled_folder_is_refused(folder: Path, spoil: Spoil, error: type[Exc
         ({"max_queue": 0}, "max_queue is 0; it must be at least 1"),
         ({"num_blocks": HUGE}, "num_blocks is <int that cannot be shown>; it must be at most 2147483647"),
         ({"num_blocks": 2**31 - 1}, "2147483647 cache blocks and 64 slots .max_num_requests. take .* lower num_blocks"),
-        ({"kv_cache_bytes": 2**62}, "take .* bytes, but cpu has .*kv_cache_bytes"),
+        ({"kv_cache_bytes": 2**62}, "take .* bytes, but (cpu|cuda) has .*kv_cache_bytes"),
         ({"kv_cache_bytes": 1}, "kv_cache_bytes is 1, but one block of 128 tokens takes 13440 bytes"),
         ({"num_blocks": 1, "kv_cache_bytes": 1}, "kv_cache_bytes and num_blocks say the same thing"),
         ({"max_num_requests": 4000}, "max_step_tokens is 2048 but must be at least max_num_requests .4000."),

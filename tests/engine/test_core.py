@@ -52,7 +52,7 @@ def test_requests_are_added_and_ended_while_the_device_is_busy() -> None:
     stepping = threading.Thread(target=core.step)
     stepping.start()
     core.add(request("b"))  # neither waits for the device
-    assert core.finish("a", "stop") and not core.finish("a", "stop") and not core.abort("unknown")
+    assert core.finish("a", "stop") and not core.finish("a", "stop") and not core.finish("unknown", "abort")
     assert core.stats().num_waiting == 1
     executor.gate.set()
     stepping.join(10)
@@ -64,7 +64,7 @@ def test_requests_are_added_and_ended_while_the_device_is_busy() -> None:
 def test_an_end_from_outside_is_handed_out_though_nothing_is_left_to_compute() -> None:
     core, executor = make_core()
     core.add(request("a"))
-    assert core.abort("a") and core.has_work()
+    assert core.finish("a", "abort") and core.has_work()
     output = core.step()
     assert [(ended.request_id, ended.reason) for ended in output.finished] == [("a", "abort")]
     assert not core.has_work() and not executor.plans

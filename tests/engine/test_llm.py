@@ -24,6 +24,7 @@ import goldens
 from deepinfer import LLM, EngineDeadError, RequestError, SamplingParams
 from deepinfer.call import Call
 from deepinfer.frontend.request_ids import RequestIds
+from deepinfer.messages import StepPlan, StepResult
 
 PROMPT = goldens.prompt(17).tokens
 LONG = SamplingParams(temperature=0.0, max_tokens=5000, seed=1, ignore_eos=True)
@@ -170,24 +171,26 @@ def test_results_come_in_the_order_of_the_prompts_whichever_ends_first(null: LLM
 
 def test_a_lower_priority_number_is_served_first() -> None:
     with LLM(goldens.CHECKPOINT, device="null", max_num_requests=1, num_blocks=64) as llm:
-        gate, executor, order = threading.Event(), llm._client.core.executor, []
+        gate, executor, served = threading.Event(), llm._client.core.executor, []
         execute = executor.execute
-        executor.execute = lambda plan: gate.wait(10) and execute(plan)
+
+        def recorded(plan: StepPlan) -> StepResult:
+            gate.wait(10)
+            served.extend(setup.params.seed for setup in plan.setups)
+            return execute(plan)
+
+        executor.execute = recorded
         threads = []
         for number, priority in enumerate([0, 5, -5, 0]):
-
-            def call(priority: int = priority, number: int = number) -> None:
-                llm.generate([1], sampled(max_tokens=2), priority=priority)
-                order.append(number)
-
-            threads.append(threading.Thread(target=call))
+            params = sampled(max_tokens=2, seed=number)
+            threads.append(threading.Thread(target=llm.generate, args=([1], params), kwargs={"priority": priority}))
             threads[-1].start()
             while llm.stats().num_running + llm.stats().num_waiting <= number:
                 time.sleep(0.001)
         gate.set()
         for thread in threads:
             thread.join(10)
-        assert order == [0, 2, 3, 1]
+        assert served == [0, 2, 3, 1]
 
 
 def test_more_prompts_than_the_queue_holds_are_all_answered(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -119,9 +119,9 @@ class Schedule:
     def end(self, name, reason):
         scheduler = self.engine.scheduler
         was_alive = self.engine.reason(name) is None
-        done = scheduler.abort(name) if reason == "abort" else scheduler.finish(name, reason)
+        done = scheduler.finish(name, "abort") if reason == "abort" else scheduler.finish(name, reason)
         assert done == was_alive
-        assert not scheduler.abort(name), "a request ended twice"
+        assert not scheduler.finish(name, "abort"), "a request ended twice"
         scheduler.check()
         self.engine.take_ends(scheduler.take_finished())
         if was_alive:

@@ -72,10 +72,10 @@ def test_a_request_ends_at_any_point_once_and_others_go_on(point, reason):
     point(engine)
     tokens = list(engine.tokens("a"))
     assert engine.reason("a") is None
-    done = engine.scheduler.abort("a") if reason == "abort" else engine.scheduler.finish("a", reason)
+    done = engine.scheduler.finish("a", "abort") if reason == "abort" else engine.scheduler.finish("a", reason)
     assert done
     engine.scheduler.check()
-    assert not engine.scheduler.abort("a") and not engine.scheduler.finish("a", "stop")
+    assert not engine.scheduler.finish("a", "abort") and not engine.scheduler.finish("a", "stop")
     engine.run()
     assert (engine.tokens("a"), engine.reason("a")) == (tokens, reason)
     assert engine.tokens("other") == engine.direct("other")
@@ -84,17 +84,17 @@ def test_a_request_ends_at_any_point_once_and_others_go_on(point, reason):
 
 def test_ends_of_unknown_requests_are_denied():
     engine = NullEngine()
-    assert not engine.scheduler.abort("nobody")
+    assert not engine.scheduler.finish("nobody", "abort")
     engine.add("a", 3)
     assert not engine.scheduler.finish("nobody", "stop")
     engine.run()
-    assert not engine.scheduler.abort("a")
+    assert not engine.scheduler.finish("a", "abort")
 
 
 def test_an_end_is_handed_out_at_once_by_take_finished():
     engine = NullEngine()
     engine.add("a", 3)
-    engine.scheduler.abort("a")
+    engine.scheduler.finish("a", "abort")
     assert not engine.scheduler.has_work()
     (finished,) = engine.scheduler.take_finished()
     assert (finished.request_id, finished.reason) == ("a", "abort")
@@ -106,7 +106,7 @@ def test_an_end_is_handed_out_by_the_next_update_otherwise():
     engine = NullEngine()
     engine.add("a", 3)
     engine.plan()
-    engine.scheduler.abort("a")
+    engine.scheduler.finish("a", "abort")
     output = engine.finish_oldest()
     assert [finished.request_id for finished in output.finished] == ["a"]
     assert output.request_ids == []

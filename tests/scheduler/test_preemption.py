@@ -90,7 +90,7 @@ def test_tokens_in_flight_at_a_preemption_still_count_and_readmission_waits_for_
     assert num_in_flight > 0
     for name in "abc":
         if name != victim.request_id:
-            engine.scheduler.abort(name)
+            engine.scheduler.finish(name, "abort")
     assert engine.plan() is None, "it was admitted while tokens of it were in flight"
     while engine.plans:
         engine.finish_oldest()
@@ -144,7 +144,7 @@ def test_blocks_freed_while_a_plan_is_in_flight_serve_the_next_plan():
     engine.add("a", 5, max_tokens=3)
     engine.plan()
     engine.plan()
-    engine.scheduler.abort("a")
+    engine.scheduler.finish("a", "abort")
     engine.add("b", 5, max_tokens=3)
     assert engine.plan().table_blocks.tolist() == [1, 2]
     engine.run()

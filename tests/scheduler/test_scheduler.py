@@ -206,7 +206,7 @@ def test_lines_of_logprobs_follow_the_tokens_when_rows_are_dropped():
     for name in "abc":
         engine.add(name, 3, max_tokens=8, seed=ord(name), logprobs=2)
     engine.step()
-    engine.scheduler.abort("b")
+    engine.scheduler.finish("b", "abort")
     engine.run()
     for name in "abc":
         assert engine.answers[name].logprobs == [-token for token in engine.tokens(name)]
@@ -286,7 +286,7 @@ def test_an_id_is_refused_while_in_use_and_free_once_its_end_was_handed_out():
     with pytest.raises(RequestError, match="request id 'a' is in use"):
         engine.add("a", 5)
     engine.step()
-    engine.scheduler.abort("a")
+    engine.scheduler.finish("a", "abort")
     with pytest.raises(RequestError, match="request id 'a' is in use"):
         engine.add("a", 5)
     engine.run()

@@ -22,7 +22,7 @@ class EngineCore:
     need step n's tokens, since the device reads them from its own rings. A request that turns out
     to have ended in step n leaves one surplus row behind, whose result is dropped.
 
-    `add`, `abort` and `finish` may be called from any thread; they wait for planning, never for
+    `add` and `finish` may be called from any thread; they wait for planning, never for
     the device.
     """
 
@@ -41,12 +41,8 @@ class EngineCore:
         with self._lock:
             self.scheduler.add(request)
 
-    def abort(self, request_id: str) -> bool:
-        """End a request wherever it stands; False when there is none of that id."""
-        return self.finish(request_id, "abort")
-
     def finish(self, request_id: str, reason: FinishReason) -> bool:
-        """End a request for a reason that the caller found, as a stop text in its answer."""
+        """End a request wherever it stands, aborted or because of a stop text; False for an unknown id."""
         with self._lock:
             is_known = self.scheduler.finish(request_id, reason)
             self._has_ended |= is_known

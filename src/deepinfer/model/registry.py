@@ -24,8 +24,8 @@ def architecture_of(folder: Path) -> str:
 def load_module(architecture: str, part: str) -> ModuleType:
     """One module of an architecture's package, imported when asked for.
 
-    part: "config" (`ModelConfig`), "caches" (`cache_layout`), "names" (`catalogue`), "weights",
-    "model" or "report"; the first three and the last load no torch.
+    part: "config" (`ModelConfig`), "caches" (`cache_layout`), "names" (`catalogue`), "weights"
+    (`ModelWeights`), "model" (`Model`), "report" or "memory_plan"; only weights and model load torch.
     Raises ModelError for an unknown architecture.
     """
     if architecture not in PACKAGES:

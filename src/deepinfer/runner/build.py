@@ -80,11 +80,11 @@ def build_runner(config: EngineConfig, folder: Path, eos_ids: Sequence[int] | No
         source = Checkpoint(folder)
         coverage.check(source, catalogue(model_config), catalogue(full))
     has_tokenizer = (folder / "tokenizer.json").exists() or options.load_format != "dummy"
-    weights = load_module(architecture, "weights").V41Weights(
+    weights = load_module(architecture, "weights").ModelWeights(
         source, model_config, folder if has_tokenizer else None, device
     )
     with torch.inference_mode():
-        model = load_module(architecture, "model").V41Model(model_config, ops, weights)
+        model = load_module(architecture, "model").Model(model_config, ops, weights)
     num_blocks = count_blocks(config.cache, layout, device, num_slots, max_model_len)
     check_memory(layout, num_blocks, num_slots, device)
     pools = CachePools(layout, num_blocks, num_slots, device)

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from deepinfer.messages import Float32, Logprobs, StepPlan, StepResult
-from deepinfer.model.v41.model import BoundModel
+from deepinfer.ops.batch import ForwardBatch
 from deepinfer.runner.batch import BatchBuilder
 from deepinfer.sampling.sampler import Sampler
+
+
+class Model(Protocol):
+    """A model bound to its caches, of whatever version."""
+
+    def forward(self, inputs: ForwardBatch) -> Tensor:
+        """Logits [len(inputs.logit_tokens), vocab] float32; writes the step's cache entries."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -30,7 +39,7 @@ class Runner:
     `forward` and `sample` are two calls so that a host can fill token masks in between.
     """
 
-    def __init__(self, model: BoundModel, builder: BatchBuilder, sampler: Sampler):
+    def __init__(self, model: Model, builder: BatchBuilder, sampler: Sampler):
         self.model, self.builder, self.sampler = model, builder, sampler
 
     def execute(self, plan: StepPlan) -> StepResult:

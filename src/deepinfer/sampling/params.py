@@ -83,10 +83,6 @@ class SamplingParams:
                 raise RequestError(f"unknown sampling parameter {shown(name)}; known are {', '.join(known)}")
         return cls(**values)
 
-    @property
-    def is_greedy(self) -> bool:
-        return self.temperature == 0.0
-
 
 def declared() -> tuple[dataclasses.Field[Any], ...]:
     """The declared parameters in order, with `help`, `low` and `high` in their metadata."""

@@ -164,12 +164,10 @@ class Scheduler:
         self._requests[entry.request_id] = entry
         self._num_arrivals += 1
 
-    def abort(self, request_id: str) -> bool:
-        """End a request wherever it stands; False when it is unknown or has ended."""
-        return self.finish(request_id, "abort")
-
     def finish(self, request_id: str, reason: FinishReason) -> bool:
-        """End a request from outside ("stop": the frontend found a stop text); False as in `abort`.
+        """End a request from outside, wherever it stands; False when it is unknown or has ended.
+
+        reason: "abort", or "stop" when the frontend found a stop text.
 
         Its `Finished` comes with `take_finished` or the next `update`; no token of it comes after.
         """

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 from deepinfer.checkpoint.reader import Checkpoint
 from deepinfer.model.v41.config import ModelConfig
 from deepinfer.model.v41.names import catalogue
-from deepinfer.model.v41.weights import V41Weights
+from deepinfer.model.v41.weights import ModelWeights
 from model_configs import GOLDEN, NANO, config
 
 
@@ -27,7 +27,7 @@ class Recorder:
         return self.source.stack(names)
 
 
-def _read_everything(weights: V41Weights, model: ModelConfig) -> None:
+def _read_everything(weights: ModelWeights, model: ModelConfig) -> None:
     weights.embedding(), weights.head()
     for layer in model.layers:
         readers: list[Callable[[int], object]] = [weights.attention_norm, weights.ffn_norm, weights.attention]
@@ -42,14 +42,14 @@ def _read_everything(weights: V41Weights, model: ModelConfig) -> None:
 @pytest.mark.parametrize(("name", "folder"), [("golden", GOLDEN), ("nano", NANO)])
 def test_every_backbone_tensor_is_read_exactly_once(name: str, folder: Path):
     source = Recorder(Checkpoint(folder))
-    _read_everything(V41Weights(source, config(name), folder), config(name))
+    _read_everything(ModelWeights(source, config(name), folder), config(name))
     backbone = {spec.name for spec in catalogue(config(name)) if spec.part not in ("draft", "draft experts", "vision")}
     assert sorted(source.names) == sorted(backbone)
 
 
 def test_weights_are_the_files_bits():
     stored = load_file(GOLDEN / "model.safetensors")
-    weights = V41Weights(Checkpoint(GOLDEN), config("golden"), GOLDEN)
+    weights = ModelWeights(Checkpoint(GOLDEN), config("golden"), GOLDEN)
     wq_b, experts = weights.attention(4).wq_b, weights.experts(4)
     assert torch.equal(wq_b.value.view(torch.uint8), stored["layers.4.attn.wq_b.weight"].view(torch.uint8))
     assert torch.equal(wq_b.scale.view(torch.uint8), stored["layers.4.attn.wq_b.scale"].view(torch.uint8))
@@ -61,7 +61,7 @@ def test_weights_are_the_files_bits():
 
 def test_layer_settings_come_from_the_config():
     golden = config("golden")
-    weights = V41Weights(Checkpoint(GOLDEN), golden, GOLDEN)
+    weights = ModelWeights(Checkpoint(GOLDEN), golden, GOLDEN)
     assert weights.attention(0).rope == golden.window_rope and weights.attention(1).rope == golden.compressed_rope
     assert (weights.attention(0).window, weights.attention(0).num_heads, weights.attention(0).num_groups) == (16, 4, 2)
     assert weights.compressor(1).wgate is not None and weights.compressor(4).wgate is None
@@ -76,14 +76,14 @@ def test_layer_settings_come_from_the_config():
 def test_cut_model_reads_the_tensors_of_its_checkpoint_layers():
     stored = load_file(GOLDEN / "model.safetensors")
     cut = config("golden").cut((0, 4, 6))
-    weights = V41Weights(Checkpoint(GOLDEN), cut, GOLDEN)
+    weights = ModelWeights(Checkpoint(GOLDEN), cut, GOLDEN)
     _read_everything(weights, cut)
     assert torch.equal(weights.router(2).weight.value, stored["layers.6.ffn.gate.weight"])
     assert weights.engram(1).table.value.shape == (2712, 32)
 
 
 def test_asking_a_layer_for_what_it_has_not_is_a_broken_invariant():
-    weights = V41Weights(Checkpoint(GOLDEN), config("golden"), GOLDEN)
+    weights = ModelWeights(Checkpoint(GOLDEN), config("golden"), GOLDEN)
     with pytest.raises(AssertionError, match="layer 0 is no KV source"):
         weights.compressor(0)
     with pytest.raises(AssertionError, match="layer 2 is no index source"):

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from deepinfer.cache.pools import CachePools
 from deepinfer.model.v41.config import LayerPlan
-from deepinfer.model.v41.weights import V41Weights
+from deepinfer.model.v41.weights import ModelWeights
 from deepinfer.ops.batch import TokenBatch
 from deepinfer.ops.table import Ops, Selection
 
@@ -28,7 +28,7 @@ class AttentionCaches:
 class Attention:
     """Projections, compressor and indexer of one layer, over caches that it does not own."""
 
-    def __init__(self, plan: LayerPlan, ops: Ops, weights: V41Weights):
+    def __init__(self, plan: LayerPlan, ops: Ops, weights: ModelWeights):
         self.plan, self.ops = plan, ops
         self.weights = ops.prepare_attention(weights.attention(plan.index))
         self.compressor = ops.prepare_compressor(weights.compressor(plan.index)) if plan.owns_kv else None

@@ -6,14 +6,14 @@ from torch import Tensor
 
 from deepinfer.model.v41.attention import Attention
 from deepinfer.model.v41.config import LayerPlan
-from deepinfer.model.v41.weights import V41Weights
+from deepinfer.model.v41.weights import ModelWeights
 from deepinfer.ops.table import Mix, Ops
 
 
 class Layer:
     """Prepared weights of one layer and the order in which its ops run."""
 
-    def __init__(self, plan: LayerPlan, ops: Ops, weights: V41Weights):
+    def __init__(self, plan: LayerPlan, ops: Ops, weights: ModelWeights):
         index = plan.index
         self.plan, self.ops = plan, ops
         self.engram = ops.prepare_engram(weights.engram(index)) if plan.engram is not None else None

@@ -9,18 +9,18 @@ from deepinfer.cache.pools import CachePools
 from deepinfer.model.v41.attention import AttentionCaches
 from deepinfer.model.v41.config import ModelConfig
 from deepinfer.model.v41.layer import Layer
-from deepinfer.model.v41.weights import V41Weights
+from deepinfer.model.v41.weights import ModelWeights
 from deepinfer.ops.batch import ForwardBatch
 from deepinfer.ops.table import Mix, Ops, Selection
 
 
-class V41Model:
+class Model:
     """Prepared weights of the whole backbone; stateless but for them.
 
     Weights are read from `weights` layer by layer and handed to the ops' `prepare_*`.
     """
 
-    def __init__(self, config: ModelConfig, ops: Ops, weights: V41Weights):
+    def __init__(self, config: ModelConfig, ops: Ops, weights: ModelWeights):
         self.config, self.ops = config, ops
         self.embedding = ops.prepare_embedding(weights.embedding())
         self.ngrams = ops.prepare_ngrams(weights.ngrams()) if config.engram is not None else None
@@ -35,7 +35,7 @@ class V41Model:
 class BoundModel:
     """A model and the caches it reads and writes."""
 
-    def __init__(self, model: V41Model, pools: CachePools):
+    def __init__(self, model: Model, pools: CachePools):
         self.model, self.pools = model, pools
         self.caches = [AttentionCaches(layer.plan, pools) for layer in model.layers]
         self.token_ring = pools.numbers("tokens", torch.int32).squeeze(-1)  # [slots, length]

@@ -26,7 +26,7 @@ from deepinfer.ops.weights import (
 )
 
 
-class V41Weights:
+class ModelWeights:
     """Weights by our layer index; nothing is kept, so each is read once, by whoever packs it.
 
     folder: where tokenizer.json lies, for the n-gram hashes; None for weights that come without one.
