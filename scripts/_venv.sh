@@ -34,6 +34,8 @@ install() {
     echo "Installing deepinfer itself ..." >&2
     "$python" -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e . ||
         fail "deepinfer could not be installed into .venv; see above."
+    echo "Compiling the native CPU ops ..." >&2
+    "$python" -c "from deepinfer.backends.cpu.library import is_available; is_available()"
     echo "$wanted" >"$stamp"
     echo "Ready." >&2
 }

@@ -1,7 +1,8 @@
-"""Loggers under the name `deepinfer`."""
+"""Loggers under the name `deepinfer`, and warnings that are given once."""
 
 from __future__ import annotations
 
+import functools
 import logging
 
 
@@ -18,3 +19,9 @@ def setup(level: str = "INFO") -> None:
     logger.handlers[:] = [handler]
     logger.setLevel(level.upper())
     logger.propagate = False
+
+
+@functools.cache
+def warn_once(name: str, message: str) -> None:
+    """Log a warning the first time this (logger, message) pair is seen."""
+    get(name).warning(message)

@@ -117,8 +117,8 @@ def test_only_the_kept_tokens_run_the_decoder_half(num_prompt: int, chunk: int) 
     with bounded(max_chunk_tokens=chunk, async_scheduling=False) as llm:
         bound = llm._client.core.executor.model
         calls, passed = Counter[int](), Counter[int]()
-        for layer in bound.model.layers:
-            layer.feed_forward = count_calls(layer.feed_forward, layer.plan.index, calls, passed)
+        layer_of = {id(parts.experts): layer for layer, parts in enumerate(bound.model.layers)}
+        bound.model.ops.experts = count_calls(bound.model.ops.experts, layer_of, calls, passed)
         llm.generate(STREAM[:num_prompt], params)
     boundary, num_layers = bound.model.config.boundary, bound.model.config.num_layers
     assert 0 < boundary < num_layers
@@ -130,10 +130,10 @@ def test_only_the_kept_tokens_run_the_decoder_half(num_prompt: int, chunk: int) 
         assert calls[layer] == num_steps - (num_silent if is_decoder else 0)
 
 
-def count_calls(function: Any, layer: int, calls: Counter[int], passed: Counter[int]) -> Any:
-    def counted(streams: Any, *rest: Any) -> Any:
-        calls[layer] += 1
-        passed[layer] += len(streams)
-        return function(streams, *rest)
+def count_calls(experts: Any, layer_of: dict[int, int], calls: Counter[int], passed: Counter[int]) -> Any:
+    def counted(x: Any, chosen: Any, share: Any, prepared: Any) -> Any:
+        calls[layer_of[id(prepared)]] += 1
+        passed[layer_of[id(prepared)]] += len(x)
+        return experts(x, chosen, share, prepared)
 
     return counted

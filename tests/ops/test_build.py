@@ -9,12 +9,32 @@ from deepinfer.errors import ConfigError
 from deepinfer.ops.reference.build import reference_ops
 from deepinfer.ops.table import OP_NAMES, build
 
+WHOLE_LAYERS = ("prepare_layers", "run_layers")
+
 
 @pytest.mark.parametrize("precision", ["exact", "float32", "fast"])
 def test_the_reference_has_every_op_with_the_table_s_signature(precision):
     functions = reference_ops(precision)
-    assert set(functions) == set(OP_NAMES)
-    assert set(build({"reference": functions}).origin.values()) == {"reference"}
+    assert set(functions) == set(OP_NAMES) - set(WHOLE_LAYERS)
+    origin = build({"reference": functions}).origin
+    assert {name for name in OP_NAMES if origin[name] == "composed"} == set(WHOLE_LAYERS)
+    assert set(origin.values()) == {"reference", "composed"}
+
+
+def test_a_backend_s_whole_layers_give_way_when_one_of_its_ops_is_swapped():
+    reference = reference_ops("fast")
+
+    def prepare_layers(layers):
+        return layers
+
+    def run_layers(state, inputs, layers):
+        return state
+
+    whole = reference | {"prepare_layers": prepare_layers, "run_layers": run_layers}
+    assert build({"fused": whole}).run_layers is run_layers
+    assert build({"reference": reference, "fused": whole}).run_layers is run_layers
+    swapped = build({"fused": whole, "other": {"hyper_leave": reference["hyper_leave"]}})
+    assert (swapped.origin["hyper_leave"], swapped.origin["run_layers"]) == ("other", "composed")
 
 
 def test_an_unknown_precision_is_refused():

@@ -11,7 +11,7 @@ import torch
 from deepinfer.messages import StepPlan
 from deepinfer.runner.batch import BatchBuilder, logit_positions
 
-RING_LENGTH, BLOCK_TOKENS = 4, 8
+RING_LENGTH, BLOCK_TOKENS, WINDOW = 4, 8, 6
 
 
 def int32(*values: int) -> np.ndarray:
@@ -35,7 +35,7 @@ def plan(rows: list[dict[str, Any]], host: list[int], changes: list[tuple[int, i
 def builder() -> BatchBuilder:
     """Four slots of three blocks; ring entry [slot, place] holds 100 * slot + place."""
     ring = torch.arange(5).unsqueeze(1) * 100 + torch.arange(RING_LENGTH)
-    return BatchBuilder(4, 3, BLOCK_TOKENS, ring.int())
+    return BatchBuilder(4, 3, BLOCK_TOKENS, ring.int(), WINDOW)
 
 
 MIXED = [
@@ -124,3 +124,34 @@ def test_table_changes_stay_and_only_the_columns_in_use_are_passed_on(builder: B
     third = plan([{"slot": 4, "start": 1, "count": 1}], [1], [(2, 0, 0), (2, 1, 0), (4, 0, 9)])
     assert builder.build(third).encoder.block_table.tolist() == [[9]]
     assert builder.block_table.tolist() == [[0, 0, 0], [0, 0, 0], [0, 0, 0], [0, 0, 0], [9, 0, 0]]
+
+
+def test_newest_tokens_alone_give_all_their_logits_in_order(builder: BatchBuilder) -> None:
+    rows = [{"slot": slot, "start": start, "count": 1, "is_prefill": False} for slot, start in ((3, 9), (1, 6))]
+    batch = builder.build(plan(rows, []))
+    assert batch.tokens.tolist() == [301, 102] and batch.logit_tokens is None
+    assert batch.encoder.positions.tolist() == batch.encoder.row_starts.tolist() == [9, 6]
+    assert batch.encoder.rows.tolist() == [0, 1] and batch.encoder.row_offsets.tolist() == [0, 1, 2]
+    rows[0]["samples"] = False
+    assert builder.build(plan(rows, [])).logit_tokens.tolist() == [1]
+
+
+def test_a_prompt_of_one_token_is_no_newest_token(builder: BatchBuilder) -> None:
+    rows = [{"slot": 2, "start": 0, "count": 1}, {"slot": 1, "start": 6, "count": 1, "is_prefill": False}]
+    assert builder.build(plan(rows, [77])).tokens.tolist() == [77, 102]
+
+
+def test_as_many_tokens_as_rows_need_not_be_one_each(builder: BatchBuilder) -> None:
+    rows = [{"slot": 2, "start": 0, "count": 2}, {"slot": 1, "start": 6, "count": 0, "samples": False}]
+    batch = builder.build(plan(rows, [7, 8]))
+    assert batch.tokens.tolist() == [7, 8] and batch.encoder.rows.tolist() == [0, 0]
+    assert batch.logit_tokens.tolist() == [1]
+
+
+@pytest.mark.parametrize(("ahead", "has_own"), [(WINDOW - 2, True), (WINDOW - 1, False)])
+def test_windows_that_do_not_reach_the_decoder_start_need_no_batch_of_their_own(
+    builder: BatchBuilder, ahead: int, has_own: bool
+) -> None:
+    rows = [{"slot": 1, "start": 4 + ahead, "count": 1, "is_prefill": False, "decoder_start": 4}]
+    batch = builder.build(plan([*rows, {"slot": 2, "start": 3, "count": 1, "is_prefill": False}], []))
+    assert (batch.decoder is not batch.encoder) == has_own

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 
 from deepinfer import log
+from deepinfer.backends.cpu.library import is_available, native
+from deepinfer.backends.cpu.ops import cpu_ops
 from deepinfer.config.engine import ModelOptions
 from deepinfer.errors import ConfigError
 from deepinfer.ops import table
@@ -25,7 +27,20 @@ def choose_device(options: ModelOptions) -> torch.device:
 
 
 def load_ops(options: ModelOptions) -> table.Ops:
-    """The op table of this configuration."""
-    ops = table.build({"reference": reference_ops(options.precision)})
+    """The op table of this configuration.
+
+    On a CPU the native ops stand in for the reference's where the precision lets the backend choose.
+    Raises ConfigError when batch invariance is asked for and these ops do not promise it.
+    """
+    sets = {"reference": reference_ops(options.precision)}
+    if options.precision == "fast" and choose_device(options).type == "cpu" and is_available():
+        native().set_num_threads(options.num_threads)
+        sets["cpu"] = cpu_ops()
+    if options.batch_invariant and "cpu" not in sets:
+        raise ConfigError(
+            "batch_invariant is true, but only the native CPU ops promise it; "
+            "use precision='fast' and device='cpu' on a machine with a C++ compiler, or leave it false"
+        )
+    ops = table.build(sets)
     logger.info("ops: %s (precision %s)", ", ".join(sorted(set(ops.origin.values()))), options.precision)
     return ops

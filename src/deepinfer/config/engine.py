@@ -49,6 +49,9 @@ class ModelOptions:
     device: DeviceName = option(
         "auto", "where the model runs; null computes nothing (engine tests)", variable="DEEPINFER_ACCELERATOR"
     )
+    num_threads: int = option(
+        1, "threads that compute on a CPU; they sleep between steps, and no result depends on their number"
+    )
     decoder_replay: ReplayMode = option(
         "full", "full: every prompt token passes every layer; bounded: only the last ones pass the decoder half",
         variable="DEEPINFER_YOCO_PREFILL_TRUNCATION_MODE",
@@ -59,7 +62,7 @@ class ModelOptions:
     )  # fmt: skip
     enforce_eager: bool = option(True, "run without captured device graphs", variable="DEEPINFER_ENFORCE_EAGER")
     batch_invariant: bool = option(
-        False, "a request's logits do not depend on the rest of the batch, bit for bit",
+        False, "refuse to run unless a request's logits never depend on the rest of the batch, bit for bit",
         variable="DEEPINFER_BATCH_INVARIANT",
     )  # fmt: skip
 
@@ -67,6 +70,7 @@ class ModelOptions:
         _one_of(self, "load_format", ("auto", "dummy"))
         _one_of(self, "precision", ("exact", "float32", "fast"))
         _one_of(self, "device", ("auto", "cpu", "cuda", "null"))
+        _at_least(self, "num_threads", 1)
         _one_of(self, "decoder_replay", ("full", "bounded"))
         _at_least(self, "replay_keep_tokens", 1)
         _at_least(self, "max_model_len", 2)
@@ -78,8 +82,6 @@ class ModelOptions:
             )
         if not self.enforce_eager:
             raise ConfigError("enforce_eager is false, but captured graphs are not there yet; leave it true")
-        if self.batch_invariant:
-            raise ConfigError("batch_invariant is true, but no backend here promises it yet; leave it false")
 
 
 @dataclass(frozen=True)

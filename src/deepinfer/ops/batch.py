@@ -63,12 +63,13 @@ class ForwardBatch:
     """Everything that one forward pass of a model reads, caches apart.
 
     The encoder half computes all tokens; the decoder half (from the boundary layer's attention
-    on) only those whose position reached their request's decoder start.
+    on) only those whose position reached their request's decoder start. It has a batch of its own
+    where its tokens differ or its windows begin later; otherwise `decoder` is `encoder`.
 
     tokens: [tokens] int64.
     is_image: [tokens] bool, or None when all are text.
     decoder_tokens: [decoder tokens] int64, indices into tokens; None = all of them.
-    logit_tokens: [n] int64, indices into the decoder's tokens whose logits are wanted.
+    logit_tokens: [n] int64, indices into the decoder's tokens whose logits are wanted; None = all in order.
     """
 
     tokens: Tensor
@@ -76,4 +77,4 @@ class ForwardBatch:
     encoder: TokenBatch
     decoder: TokenBatch
     decoder_tokens: Tensor | None
-    logit_tokens: Tensor
+    logit_tokens: Tensor | None

@@ -13,13 +13,17 @@ says; the model never looks at their dtype. Formulas: the architecture page `doc
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 
+from deepinfer.ops import layers as composed
 from deepinfer.ops.batch import TokenBatch
+from deepinfer.ops.layers import BoundLayer, LayerInputs, LayerState
+from deepinfer.ops.values import Mix as Mix
+from deepinfer.ops.values import Selection as Selection
 from deepinfer.ops.weights import (
     AttentionWeights,
     CompressorWeights,
@@ -35,32 +39,6 @@ from deepinfer.ops.weights import (
 )
 
 Prepared = Any  # what a prepare op returns; only the ops of its pair look inside
-
-
-@dataclass(frozen=True)
-class Mix:
-    """Hyper-connection weights of one half layer.
-
-    pre: [T, m] collapses the streams for the *next* half. post: [T, m] spreads this half's output.
-    comb: [T, m from, m to] mixes the streams. All float32.
-    """
-
-    pre: Tensor
-    post: Tensor
-    comb: Tensor
-
-
-@dataclass(frozen=True)
-class Selection:
-    """Compressed entries that each token attends to.
-
-    entries: [T, n] int32 ascending, n <= top_k, -1 where there are fewer.
-    candidates: [T, c] int32 candidate blocks ascending, -1 where there are fewer; None before the
-        candidate source.
-    """
-
-    entries: Tensor
-    candidates: Tensor | None
 
 
 class Ops:
@@ -249,6 +227,20 @@ class Ops:
         """streams + gate * value: [T, m, H]; rows [T, columns] of this layer; image tokens pass unchanged."""
         raise NotImplementedError
 
+    # -- whole layers
+
+    def prepare_layers(self, layers: Sequence[BoundLayer]) -> Prepared:
+        """Get a run of layers and their caches ready for `run_layers`."""
+        raise NotImplementedError
+
+    def run_layers(self, state: LayerState, inputs: LayerInputs, layers: Prepared) -> LayerState:
+        """Pass the tokens through the layers, one after the other, and write their caches.
+
+        What the other ops of this table give when `ops/layers.py` calls them one by one, which
+        is also what stands here where no backend offers more.
+        """
+        raise NotImplementedError
+
     # -- tokens and sampling
 
     def store_tokens(self, tokens: Tensor, batch: TokenBatch, ring: Tensor) -> None:
@@ -277,8 +269,10 @@ PAIRS: Mapping[str, tuple[str, ...]] = {
     "prepare_shared_expert": ("shared_expert",),
     "prepare_ngrams": ("ngram_rows",),
     "prepare_engram": ("engram",),
+    "prepare_layers": ("run_layers",),
 }
 OP_NAMES = tuple(name for name, value in vars(Ops).items() if inspect.isfunction(value) and not name.startswith("_"))
+OUTSIDE_LAYERS = ("embed", "head", "ngram_rows", "store_tokens", "draw", "prepare_layers", "run_layers")
 
 
 def build(layers: Mapping[str, Mapping[str, Callable[..., Any]]]) -> Ops:
@@ -287,12 +281,18 @@ def build(layers: Mapping[str, Mapping[str, Callable[..., Any]]]) -> Ops:
     layers: origin -> {op name: function}, as in {"reference": {...}, "cpu": {...}}.
     Raises ValueError for a name that is no op, a signature that differs from the specification,
     an op that nobody implements, and an op taken from another set than its `prepare_*`.
+    Whole layers are composed of the table's ops unless the set that has an op for them has all of those.
     """
     ops, chosen = Ops(), {}
-    for origin, functions in layers.items():
+    for origin, functions in ({"composed": _composed(ops)} | dict(layers)).items():
         for name, function in functions.items():
             _check_signature(origin, name, function)
             chosen[name] = (origin, function)
+    inner = {
+        origin for name, (origin, _) in chosen.items() if not name.startswith("prepare") and name not in OUTSIDE_LAYERS
+    }
+    if inner != {chosen["run_layers"][0]}:
+        chosen |= {name: ("composed", function) for name, function in _composed(ops).items()}
     missing = [name for name in OP_NAMES if name not in chosen]
     if missing:
         raise ValueError(f"no implementation of {', '.join(missing)}")
@@ -307,6 +307,15 @@ def build(layers: Mapping[str, Mapping[str, Callable[..., Any]]]) -> Ops:
         setattr(ops, name, function)
         ops.origin[name] = origin
     return ops
+
+
+def _composed(ops: Ops) -> dict[str, Callable[..., Any]]:
+    """Layers as calls of the table's other ops."""
+
+    def prepare_layers(layers: Sequence[BoundLayer]) -> tuple[BoundLayer, ...]:
+        return tuple(layers)
+
+    return {"prepare_layers": prepare_layers, "run_layers": partial(composed.run_layers, ops)}
 
 
 def _check_signature(origin: str, name: str, function: Callable[..., Any]) -> None:

@@ -18,46 +18,57 @@ class BatchBuilder:
     step never copies a whole table from the host.
     """
 
-    def __init__(self, num_slots: int, max_columns: int, block_tokens: int, token_ring: Tensor):
+    def __init__(self, num_slots: int, max_columns: int, block_tokens: int, token_ring: Tensor, window: int):
         self.device = token_ring.device
         self.block_tokens = block_tokens
         self.block_table = torch.zeros(num_slots + 1, max_columns, dtype=torch.int32, device=self.device)
         self.token_ring = token_ring  # [slots, length] int32
+        self.window = window  # positions that a token sees in its window
+        self.count = np.arange(num_slots + 2, dtype=np.int32)
 
     def build(self, plan: StepPlan) -> ForwardBatch:
         """The forward pass of `plan`, after its block-table changes."""
         self._apply_changes(plan)
-        offsets = np.concatenate([[0], np.cumsum(plan.counts)])
-        rows = np.repeat(np.arange(plan.num_rows), plan.counts)
-        positions = np.arange(offsets[-1]) - offsets[rows] + plan.starts[rows]
+        is_single = bool((plan.counts == 1).all())  # nothing but newest tokens
+        offsets, rows, positions = self._places(plan, is_single)
+        decoder_starts = plan.decoder_starts[rows]
         encoder = self._token_batch(plan, rows, positions, offsets, plan.starts, np.zeros_like(plan.starts))
-        tokens = self._tokens(plan, rows, encoder)
-
-        is_decoder = positions >= plan.decoder_starts[rows]
-        if is_decoder.all():
-            decoder, decoder_tokens = encoder, None
-            if plan.decoder_starts.any():  # same tokens, but windows that begin later
-                decoder = self._token_batch(plan, rows, positions, offsets, plan.starts, plan.decoder_starts)
-        else:
+        tokens = self._tokens(plan, rows, encoder, is_single)
+        is_decoder = positions >= decoder_starts
+        decoder, decoder_tokens = encoder, None
+        if not is_decoder.all():
             kept = np.flatnonzero(is_decoder)
             counts = np.bincount(rows[kept], minlength=plan.num_rows)
             kept_offsets = np.concatenate([[0], np.cumsum(counts)])
             starts = np.maximum(plan.starts, plan.decoder_starts)
             decoder = self._token_batch(plan, rows[kept], positions[kept], kept_offsets, starts, plan.decoder_starts)
             decoder_tokens = self._int64(kept)
-        logit_tokens = np.cumsum(is_decoder)[logit_positions(plan, offsets)] - 1
-        return ForwardBatch(tokens, None, encoder, decoder, decoder_tokens, self._int64(logit_tokens))
+        elif ((decoder_starts > 0) & (positions - decoder_starts < self.window - 1)).any():
+            decoder = self._token_batch(plan, rows, positions, offsets, plan.starts, plan.decoder_starts)
+        logit_tokens = None
+        if not (is_single and decoder_tokens is None and plan.samples.all()) or plan.wants_logits.any():
+            logit_tokens = self._int64(np.cumsum(is_decoder)[logit_positions(plan, offsets)] - 1)
+        return ForwardBatch(tokens, None, encoder, decoder, decoder_tokens, logit_tokens)
+
+    def _places(
+        self, plan: StepPlan, is_single: bool
+    ) -> tuple[NDArray[np.integer], NDArray[np.integer], NDArray[np.integer]]:
+        """Offset of each row and the end, row of each token, position of each token."""
+        if is_single:
+            return self.count[: plan.num_rows + 1], self.count[: plan.num_rows], plan.starts
+        offsets = np.concatenate([[0], np.cumsum(plan.counts)])
+        rows = np.repeat(np.arange(plan.num_rows), plan.counts)
+        return offsets, rows, np.arange(offsets[-1]) - offsets[rows] + plan.starts[rows]
 
     def _apply_changes(self, plan: StepPlan) -> None:
         if len(plan.table_slots):
             where = self._int64(plan.table_slots), self._int64(plan.table_columns)
             self.block_table[where] = self._int32(plan.table_blocks)
 
-    def _tokens(self, plan: StepPlan, rows: NDArray[np.int64], batch: TokenBatch) -> Tensor:
+    def _tokens(self, plan: StepPlan, rows: NDArray[np.integer], batch: TokenBatch, is_single: bool) -> Tensor:
         """[tokens] int64: the host's for prefill rows, otherwise what the slot's ring holds."""
-        positions = batch.positions.long()
-        slots = batch.row_slots.long()[batch.rows.long()]
-        tokens = self.token_ring[slots, positions % self.token_ring.shape[1]].long()
+        slots = batch.row_slots if is_single else batch.row_slots[batch.rows]
+        tokens = self.token_ring[slots, batch.positions % self.token_ring.shape[1]].long()
         if len(plan.host_tokens):
             tokens[self._int64(np.flatnonzero(plan.is_prefill[rows]))] = self._int64(plan.host_tokens)
         return tokens
@@ -65,34 +76,34 @@ class BatchBuilder:
     def _token_batch(
         self,
         plan: StepPlan,
-        rows: NDArray[np.int64],
-        positions: NDArray[np.int64],
-        offsets: NDArray[np.int64],
+        rows: NDArray[np.integer],
+        positions: NDArray[np.integer],
+        offsets: NDArray[np.integer],
         starts: NDArray[np.int32],
         window_starts: NDArray[np.int32],
     ) -> TokenBatch:
         max_position = int(positions.max(initial=-1))
-        columns = max_position // self.block_tokens + 1
+        slots = self._int32(plan.slots)
         return TokenBatch(
             positions=self._int32(positions),
             rows=self._int32(rows),
             row_offsets=self._int32(offsets),
             row_starts=self._int32(starts),
-            row_slots=self._int32(plan.slots),
-            block_table=self.block_table[self._int64(plan.slots), :columns],
+            row_slots=slots,
+            block_table=self.block_table[:, : max_position // self.block_tokens + 1].index_select(0, slots),
             window_starts=self._int32(window_starts),
             block_tokens=self.block_tokens,
             max_position=max_position,
         )
 
     def _int32(self, values: NDArray[np.integer]) -> Tensor:
-        return torch.from_numpy(values.astype(np.int32)).to(self.device)
+        return torch.from_numpy(values.astype(np.int32, copy=False)).to(self.device)
 
     def _int64(self, values: NDArray[np.integer]) -> Tensor:
-        return torch.from_numpy(values.astype(np.int64)).to(self.device)
+        return torch.from_numpy(values.astype(np.int64, copy=False)).to(self.device)
 
 
-def logit_positions(plan: StepPlan, offsets: NDArray[np.int64]) -> NDArray[np.int64]:
+def logit_positions(plan: StepPlan, offsets: NDArray[np.integer]) -> NDArray[np.int64]:
     """Indices of the step's tokens whose logits are wanted.
 
     First the last token of every sampling row, in row order; then all tokens of the rows that want

@@ -89,7 +89,8 @@ def build_runner(config: EngineConfig, folder: Path, eos_ids: Sequence[int] | No
     check_memory(layout, num_blocks, num_slots, device)
     pools = CachePools(layout, num_blocks, num_slots, device)
     bound = model.bind(pools)
-    builder = BatchBuilder(num_slots, -(-max_model_len // layout.block_tokens), layout.block_tokens, bound.token_ring)
+    num_columns = -(-max_model_len // layout.block_tokens)
+    builder = BatchBuilder(num_slots, num_columns, layout.block_tokens, bound.token_ring, bound.window)
     logger.info(
         "loaded %s on %s in %.1f s: %d layers, %d cache blocks of %d tokens (%.1f MiB), %d slots (%.1f MiB)",
         folder.name, device, time.monotonic() - started, model_config.num_layers, num_blocks, layout.block_tokens,

@@ -57,23 +57,24 @@ class Runner:
     @torch.inference_mode()
     def sample(self, forwarded: Forwarded) -> StepResult:
         """Draw the next tokens, leave them in the token rings for the next step, return them."""
-        plan = forwarded.plan
-        slots = plan.slots[plan.samples]
-        positions = (plan.starts + plan.counts)[plan.samples]  # of the tokens to draw
-        drawn = self.sampler.sample(forwarded.logits[: len(slots)], slots, positions)
-        ring = self.builder.token_ring
-        where = torch.from_numpy(slots.astype(np.int64)), torch.from_numpy(positions.astype(np.int64))
-        ring[where[0].to(ring.device), where[1].to(ring.device) % ring.shape[1]] = drawn.token_ids.to(torch.int32)
+        plan, logits, ring = forwarded.plan, forwarded.logits, self.builder.token_ring
+        slots, positions = plan.slots, plan.starts + plan.counts  # of the tokens to draw
+        if not plan.samples.all():
+            slots, positions = slots[plan.samples], positions[plan.samples]
+        drawn = self.sampler.sample(logits[: len(slots)], slots, positions)
+        token_ids = drawn.token_ids.to(torch.int32)
+        places = torch.from_numpy(slots).to(ring.device), torch.from_numpy(positions % ring.shape[1]).to(ring.device)
+        ring.index_put_(places, token_ids)
         logprobs = None
         if drawn.logprobs is not None:
             values, ranks, top_ids, top_values = (part.cpu().numpy() for part in drawn.logprobs)
             logprobs = Logprobs(values, ranks.astype(np.int32), top_ids.astype(np.int32), top_values)
         return StepResult(
             step=plan.step,
-            token_ids=drawn.token_ids.to(torch.int32).cpu().numpy(),
+            token_ids=token_ids.cpu().numpy(),
             is_finite=drawn.is_finite.cpu().numpy(),
             logprobs=logprobs,
-            prompt_logits=_prompt_logits(plan, forwarded.logits[len(slots) :]),
+            prompt_logits=_prompt_logits(plan, logits[len(slots) :]) if plan.wants_logits.any() else {},
             seconds=time.monotonic() - forwarded.started,
         )
 

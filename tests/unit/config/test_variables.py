@@ -64,7 +64,6 @@ def test_two_variables_of_one_option_must_agree():
     [
         ("DEEPINFER_USE_NEXTN_DECODE", "1"),
         ("DEEPINFER_ENABLE_MTP_VARLEN", "true"),
-        ("DEEPINFER_BATCH_INVARIANT", "1"),
         ("DEEPINFER_ENFORCE_EAGER", "0"),
     ],
 )

@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from deepinfer.cache.pools import CachePools
-from deepinfer.model.v41.attention import AttentionCaches
 from deepinfer.model.v41.config import ModelConfig
-from deepinfer.model.v41.layer import Layer
+from deepinfer.model.v41.layer import layer_caches, prepare_layer
 from deepinfer.model.v41.weights import ModelWeights
 from deepinfer.ops.batch import ForwardBatch
-from deepinfer.ops.table import Mix, Ops, Selection
+from deepinfer.ops.layers import BoundLayer, LayerInputs, LayerState, enter_layer, keep_tokens, leave_layer
+from deepinfer.ops.table import Ops
 
 
 class Model:
@@ -24,7 +24,7 @@ class Model:
         self.config, self.ops = config, ops
         self.embedding = ops.prepare_embedding(weights.embedding())
         self.ngrams = ops.prepare_ngrams(weights.ngrams()) if config.engram is not None else None
-        self.layers = [Layer(plan, ops, weights) for plan in config.layers]
+        self.layers = [prepare_layer(plan, ops, weights) for plan in config.layers]
         self.head = ops.prepare_head(weights.head())
 
     def bind(self, pools: CachePools) -> BoundModel:
@@ -37,56 +37,52 @@ class BoundModel:
 
     def __init__(self, model: Model, pools: CachePools):
         self.model, self.pools = model, pools
-        self.caches = [AttentionCaches(layer.plan, pools) for layer in model.layers]
+        ops, boundary = model.ops, model.config.boundary
+        layers = [
+            BoundLayer(parts, layer_caches(plan, pools))
+            for plan, parts in zip(model.config.layers, model.layers, strict=True)
+        ]
+        self.boundary_layer = layers[boundary] if boundary < len(layers) else None
+        self.all_layers = ops.prepare_layers(layers)
+        self.layers_below = ops.prepare_layers(layers[:boundary])
+        self.layers_above = ops.prepare_layers(layers[boundary + 1 :])
         self.token_ring = pools.numbers("tokens", torch.int32).squeeze(-1)  # [slots, length]
+        self.window = model.config.window
+        self.first_stream = torch.eye(1, model.config.num_streams, device=self.token_ring.device)
 
     def forward(self, inputs: ForwardBatch) -> Tensor:
-        """Logits [len(logit_tokens), vocab] float32; writes the step's entries into all caches.
+        """Logits [logit tokens, vocab] float32; writes the step's entries into all caches.
 
         Every token passes the layers below the boundary and the boundary layer's compressor. What
         lies above reads global entries that are complete by then and the window vectors of its
         own layers only, so tokens before a request's decoder start stop there.
         """
-        model, ops, batch = self.model, self.model.ops, inputs.encoder
-        is_image, ngram_rows = inputs.is_image, None
+        model, ops, batch, ngram_rows = self.model, self.model.ops, inputs.encoder, None
         if model.ngrams is not None:
             ngram_rows = ops.ngram_rows(inputs.tokens, batch, self.token_ring, model.ngrams)
         ops.store_tokens(inputs.tokens, batch, self.token_ring)
-        streams, pre = self._initial_streams(ops.embed(inputs.tokens, model.embedding))
-        selection: Selection | None = None
-        for layer, caches in zip(model.layers, self.caches, strict=True):
-            streams = layer.remember(streams, ngram_rows, is_image)
-            x, mix = ops.hyper_enter(streams, pre, layer.attention_hyper)
-            layer.attention.store_global(x, batch, caches)
-            if layer.plan.index == model.config.boundary:
-                batch = inputs.decoder  # its windows may begin later, even where all tokens go on
-            if layer.plan.index == model.config.boundary and inputs.decoder_tokens is not None:
-                kept = inputs.decoder_tokens
-                if not len(kept):
-                    return streams.new_zeros(0, model.config.vocab_size, dtype=torch.float32)
-                streams, x = streams[kept], x[kept]
-                mix = Mix(mix.pre[kept], mix.post[kept], mix.comb[kept])
-                selection = _keep(selection, kept)
-                is_image = is_image[kept] if is_image is not None else None
-                ngram_rows = ngram_rows[:, kept] if ngram_rows is not None else None
-            output, selection = layer.attention.forward(x, batch, caches, selection)
-            streams = ops.hyper_leave(streams, output, mix)
-            streams, mix = layer.feed_forward(streams, mix.pre, is_image)
-            pre = mix.pre
-        chosen = inputs.logit_tokens
-        if model.config.boundary == len(model.layers) and inputs.decoder_tokens is not None:
-            chosen = inputs.decoder_tokens[chosen]  # nothing lies above a boundary, so no token was left behind
-        return ops.head(streams[chosen], pre[chosen], model.head)
+        state = self._initial_state(ops.embed(inputs.tokens, model.embedding))
+        shared = LayerInputs(batch, ngram_rows, inputs.is_image)
+        done = self._run_layers(state, shared, inputs)
+        if done is None:
+            return torch.zeros(0, model.config.vocab_size, device=inputs.tokens.device)
+        streams, pre, chosen = done.streams, done.pre, inputs.logit_tokens
+        if chosen is not None:
+            streams, pre = streams[chosen], pre[chosen]
+        return ops.head(streams, pre, model.head)
 
-    def _initial_streams(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _initial_state(self, x: Tensor) -> LayerState:
         num_streams = self.model.config.num_streams
-        pre = torch.zeros(x.shape[0], num_streams, dtype=torch.float32, device=x.device)
-        pre[:, 0] = 1
-        return x.unsqueeze(1).repeat(1, num_streams, 1), pre
+        return LayerState(x.unsqueeze(1).expand(-1, num_streams, -1), self.first_stream.expand(len(x), -1), None)
 
-
-def _keep(selection: Selection | None, tokens: Tensor) -> Selection | None:
-    if selection is None:
-        return None
-    candidates = selection.candidates[tokens] if selection.candidates is not None else None
-    return Selection(selection.entries[tokens], candidates)
+    def _run_layers(self, state: LayerState, shared: LayerInputs, inputs: ForwardBatch) -> LayerState | None:
+        """The decoder's tokens after all layers; None when there are none."""
+        ops, kept, boundary = self.model.ops, inputs.decoder_tokens, self.boundary_layer
+        if boundary is None or inputs.decoder is inputs.encoder:
+            state = ops.run_layers(state, shared, self.all_layers)
+            return state if kept is None else LayerState(state.streams[kept], state.pre[kept], None)
+        entered = enter_layer(ops, boundary, ops.run_layers(state, shared, self.layers_below), shared)
+        if kept is not None and not len(kept):
+            return None
+        entered, shared = keep_tokens(entered, shared, kept, inputs.decoder)
+        return ops.run_layers(leave_layer(ops, boundary, entered, shared), shared, self.layers_above)

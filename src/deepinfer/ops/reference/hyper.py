@@ -15,7 +15,7 @@ from deepinfer.ops.reference import quant
 from deepinfer.ops.reference.norm import Norm, prepare_norm, rms_norm, rms_scale
 from deepinfer.ops.reference.numerics import Numerics
 from deepinfer.ops.reference.shapes import expect
-from deepinfer.ops.table import Mix
+from deepinfer.ops.values import Mix
 from deepinfer.ops.weights import HyperWeights, NormWeights
 
 TILE_BYTES = 64 << 20  # products of all pairs of streams that are held at a time

@@ -19,7 +19,7 @@ from deepinfer.ops.reference.linear import Linear, linear, prepare_linear
 from deepinfer.ops.reference.numerics import Numerics
 from deepinfer.ops.reference.rope import batch_rotation, rope_frequencies, rotate
 from deepinfer.ops.reference.shapes import expect, require
-from deepinfer.ops.table import Selection
+from deepinfer.ops.values import Selection
 from deepinfer.ops.weights import IndexerWeights
 
 TILE_BYTES = 64 << 20  # keys, products or scores that are held at a time, each

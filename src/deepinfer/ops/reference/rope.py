@@ -54,6 +54,6 @@ def rotate(x: Tensor, turn: tuple[Tensor, Tensor], *, backwards: bool = False) -
     cos, sin = turn if x.ndim == 2 else (part.unsqueeze(1) for part in turn)
     sin = -sin if backwards else sin
     result = x.clone(memory_format=torch.contiguous_format)
-    pairs = result[..., -2 * cos.shape[-2] :].unflatten(-1, (-1, 2))
+    pairs = result[..., x.shape[-1] - 2 * cos.shape[-2] :].unflatten(-1, (-1, 2))
     torch.add(pairs * cos, pairs.flip(-1).mul_(sin), out=pairs)
     return result

@@ -1,0 +1,66 @@
+"""Token embedding and output head."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from deepinfer.backends.cpu.library import native
+from deepinfer.backends.cpu.matrix import Matrix, MatrixStruct, prepare_matrix
+from deepinfer.backends.cpu.tensors import FLOAT, POINTER, dense, numbers
+from deepinfer.errors import ShapeError
+from deepinfer.ops.reference.shapes import expect
+from deepinfer.ops.weights import HeadWeights, Weight
+
+
+class HeadStruct(ctypes.Structure):
+    """`struct Head` of native/embedding.cpp."""
+
+    _fields_ = (("matrix", MatrixStruct), ("norm", POINTER), ("eps", FLOAT))
+
+
+@dataclass(frozen=True)
+class CpuHead:
+    """Final norm and output matrix."""
+
+    matrix: Matrix
+    norm: Tensor
+    struct: HeadStruct
+    address: int
+
+
+def prepare_embedding(weight: Weight) -> Tensor:
+    """The table as it is stored, [V, H] bf16."""
+    expect("embedding", weight.value, (None, None), torch.bfloat16)
+    return weight.value.contiguous()
+
+
+def embed(tokens: Tensor, embedding: Tensor) -> Tensor:
+    """tokens [T] int -> [T, H] float32. Raises ShapeError for a token that the table does not have."""
+    tokens = dense("tokens", tokens.long(), (len(tokens),), torch.int64)
+    vocabulary, hidden = embedding.shape
+    out = torch.empty(len(tokens), hidden)
+    if native().embed(tokens.data_ptr(), len(tokens), embedding.data_ptr(), vocabulary, hidden, out.data_ptr()):
+        raise ShapeError(f"tokens reach from {tokens.min()} to {tokens.max()}; they must be ids below {vocabulary}")
+    return out
+
+
+def prepare_head(head: HeadWeights) -> CpuHead:
+    """Pack norm and matrix."""
+    matrix, norm = prepare_matrix(head.weight), numbers(head.norm.weight.value)
+    expect("head norm", norm, (matrix.columns,))
+    struct = HeadStruct(matrix.structs[0], norm.data_ptr(), head.norm.eps)
+    return CpuHead(matrix, norm, struct, ctypes.addressof(struct))
+
+
+def head(streams: Tensor, pre: Tensor, head: CpuHead) -> Tensor:
+    """logits [T, V] float32 of streams [T, m, H] collapsed with pre [T, m]."""
+    num_tokens, num_streams, _ = streams.shape
+    streams = dense("streams", streams, (num_tokens, num_streams, head.matrix.columns))
+    pre = dense("pre", pre, (num_tokens, num_streams))
+    out = torch.empty(num_tokens, head.matrix.rows)
+    native().head(head.address, streams.data_ptr(), pre.data_ptr(), num_tokens, num_streams, out.data_ptr())
+    return out

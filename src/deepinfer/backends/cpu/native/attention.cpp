@@ -1,0 +1,219 @@
+// Attention over the window and the selected compressed entries of each token.
+//
+// Heads lie side by side in the lanes of a vector wherever sums run over a key or over keys, so each head has its
+// own sums in one order: along the width for a score, from the first key to the last for a result. Keys are taken
+// BLOCK_KEYS at a time, with a running peak per head; the sink is where it starts. What a token gives depends on its
+// own keys only.
+
+#include <algorithm>
+
+#include "batch.h"
+#include "cache_formats.h"
+#include "ops.h"
+#include "rope.h"
+#include "scratch.h"
+#include "threads.h"
+#include "vector.h"
+
+namespace deepinfer {
+namespace {
+
+constexpr int64_t TILE_TOKENS = 32;  // tokens of a row that share their unpacked window
+constexpr int64_t BLOCK_KEYS = 36;  // a multiple of KEYS
+constexpr int KEYS = 12;             // keys whose scores fill the registers
+constexpr int HEADS = 4;             // heads and
+constexpr int VECS = 2;              // vectors of their results that fill the registers
+
+struct Layer {
+    const float *sink, *frequencies;  // [heads], [pairs]
+    int64_t heads, dim, window, pairs;
+
+    int64_t padded_heads() const { return (heads + LANES - 1) / LANES * LANES; }
+};
+
+struct WindowKeys;
+struct EntryKeys;
+
+struct Step {
+    const Batch& batch;
+    const Cache& ring;
+    const Cache* pages;
+    const uint8_t* window_rows;
+    const float* q;
+    const int32_t* entries;
+    int64_t num_entries;
+    float* out;
+};
+
+// What one token has gathered so far; all [padded heads] but `q` [dim, padded heads] and `result` [heads, dim].
+struct Token {
+    float *q, *peak, *total, *decay, *shares, *result;
+
+    explicit Token(const Layer& layer) {
+        const int64_t heads = layer.padded_heads();
+        q = scratch<Token>(heads * (2 * layer.dim + 3 + BLOCK_KEYS));
+        result = q + heads * layer.dim;
+        shares = result + heads * layer.dim;
+        peak = shares + heads * BLOCK_KEYS;
+        total = peak + heads;
+        decay = total + heads;
+    }
+
+    void begin(const float* query, const Layer& layer) {
+        const int64_t heads = layer.padded_heads();
+        const float scale = 1.0f / std::sqrt(static_cast<float>(layer.dim));
+        std::fill(q, q + heads * layer.dim, 0.0f);
+        for (int64_t head = 0; head < layer.heads; ++head)
+            for (int64_t i = 0; i < layer.dim; ++i) q[i * heads + head] = query[head * layer.dim + i] * scale;
+        std::fill(result, result + layer.heads * layer.dim, 0.0f);
+        for (int64_t head = 0; head < heads; ++head) {
+            const float sink = head < layer.heads ? layer.sink[head] : 0.0f;
+            peak[head] = std::max(sink, -1e30f);
+            total[head] = sink > -1e30f ? 1.0f : 0.0f;
+        }
+    }
+};
+
+// shares[k][head] = q . keys[k] for KEYS keys.
+void score_keys(const Token& token, const Layer& layer, const float* keys, float* shares) {
+    const int64_t heads = layer.padded_heads(), dim = layer.dim;
+    for (int64_t head = 0; head < heads; head += LANES) {
+        Vec sums[KEYS] = {};
+        const float* q = token.q + head;
+        for (int64_t i = 0; i < dim; ++i) {
+            const Vec factors = load(q + i * heads);
+            for (int k = 0; k < KEYS; ++k) sums[k] += keys[k * dim + i] * factors;
+        }
+        for (int k = 0; k < KEYS; ++k) store(shares + k * heads + head, sums[k]);
+    }
+}
+
+// Scores of `count` keys into shares, against the new peak.
+void update_shares(const Token& token, int64_t heads, int64_t count) {
+    for (int64_t head = 0; head < heads; head += LANES) {
+        Vec peak = load(token.peak + head);
+        const Vec before = peak;
+        for (int64_t k = 0; k < count; ++k) peak = maximum(peak, load(token.shares + k * heads + head));
+        const Vec decay = exponential(before - peak);
+        Vec total = load(token.total + head) * decay;
+        for (int64_t k = 0; k < count; ++k) {
+            const Vec share = exponential(load(token.shares + k * heads + head) - peak);
+            store(token.shares + k * heads + head, share);
+            total += share;
+        }
+        store(token.peak + head, peak);
+        store(token.decay + head, decay);
+        store(token.total + head, total);
+    }
+}
+
+// result[h] = result[h] * decay[h] + sum over keys of shares[k][h] * keys[k], on VECS * LANES of its numbers, for H heads.
+template <int H>
+void add_values(const Token& token, int64_t heads, int64_t dim, int64_t head, const float* keys, int64_t count,
+                float* result) {
+    Vec sums[H][VECS];
+    for (int h = 0; h < H; ++h)
+        for (int v = 0; v < VECS; ++v) sums[h][v] = load(result + h * dim + v * LANES) * token.decay[head + h];
+    const float* shares = token.shares + head;
+    for (int64_t k = 0; k < count; ++k, shares += heads, keys += dim)
+        for (int v = 0; v < VECS; ++v) {
+            const Vec values = load(keys + v * LANES);
+            for (int h = 0; h < H; ++h) sums[h][v] += shares[h] * values;
+        }
+    for (int h = 0; h < H; ++h)
+        for (int v = 0; v < VECS; ++v) store(result + h * dim + v * LANES, sums[h][v]);
+}
+
+// Fold in `count` <= BLOCK_KEYS keys; up to KEYS - 1 rows behind them may be read and are ignored.
+void fold_block(const Token& token, const Layer& layer, const float* keys, int64_t count) {
+    const int64_t heads = layer.padded_heads(), dim = layer.dim;
+    for (int64_t k = 0; k < count; k += KEYS) score_keys(token, layer, keys + k * dim, token.shares + k * heads);
+    update_shares(token, heads, count);
+    int64_t head = 0;
+    for (; head + HEADS <= layer.heads; head += HEADS)
+        for (int64_t i = 0; i < dim; i += VECS * LANES)
+            add_values<HEADS>(token, heads, dim, head, keys + i, count, token.result + head * dim + i);
+    for (; head < layer.heads; ++head)
+        for (int64_t i = 0; i < dim; i += VECS * LANES)
+            add_values<1>(token, heads, dim, head, keys + i, count, token.result + head * dim + i);
+}
+
+void fold_keys(const Token& token, const Layer& layer, const float* keys, int64_t count) {
+    for (int64_t k = 0; k < count; k += BLOCK_KEYS)
+        fold_block(token, layer, keys + k * layer.dim, std::min(BLOCK_KEYS, count - k));
+}
+
+void fold_entries(const Token& token, const Layer& layer, const Step& step, int64_t row, const int32_t* entries,
+                  float* keys) {
+    const uint8_t* packed[BLOCK_KEYS];
+    int64_t taken = 0;
+    while (taken < step.num_entries) {
+        int64_t count = 0;
+        for (; taken < step.num_entries && count < BLOCK_KEYS; ++taken) {
+            packed[count] = find_entry(step.batch, *step.pages, row, entries[taken]);
+            if (!packed[count]) continue;
+            __builtin_prefetch(packed[count]);
+            __builtin_prefetch(packed[count++] + step.pages->bytes - 1);
+        }
+        for (int64_t k = 0; k < count; ++k) unpack_compressed(packed[k], layer.dim, keys + k * layer.dim);
+        if (count) fold_block(token, layer, keys, count);
+    }
+}
+
+void finish(const Token& token, const Layer& layer, int64_t position, float* out) {
+    const int64_t dim = layer.dim;
+    Turn turn;
+    set_turn(turn, static_cast<int32_t>(position), layer.frequencies, layer.pairs);
+    for (int64_t head = 0; head < layer.heads; ++head, out += dim) {
+        const Vec share = splat(1.0f / token.total[head]);
+        for (int64_t i = 0; i < dim; i += LANES) store(out + i, load(token.result + head * dim + i) * share);
+        rotate(out, dim, turn, true);
+    }
+}
+
+// Window vectors of a row's positions first .. last, from its ring before the row's start, else from this step.
+void unpack_window_keys(const Layer& layer, const Step& step, int64_t row, int64_t first, int64_t last, float* keys) {
+    const Batch& batch = step.batch;
+    const int64_t start = batch.row_starts[row], bytes = window_bytes(layer.dim);
+    for (int64_t position = first; position <= last; ++position, keys += layer.dim) {
+        const int64_t ahead = position - start;
+        const uint8_t* packed = ahead < 0
+            ? step.ring.at(step.ring.slot(batch.row_slots[row]), position % step.ring.entries)
+            : step.window_rows + (batch.row_offsets[row] + ahead) * bytes;
+        unpack_window(packed, layer.dim, keys);
+    }
+}
+
+void attend_tile(const Layer& layer, const Step& step, const Tile& tile) {
+    const int64_t dim = layer.dim, hidden = std::max<int64_t>(step.batch.window_starts[tile.row], 0);
+    const int64_t oldest = std::max(tile.position - layer.window + 1, hidden);
+    const int64_t newest = tile.position + tile.last - tile.first - 1;
+    float* window = scratch<WindowKeys>((std::max<int64_t>(newest - oldest + 1, 0) + KEYS) * dim);
+    float* block = scratch<EntryKeys>((BLOCK_KEYS + KEYS) * dim);
+    unpack_window_keys(layer, step, tile.row, oldest, newest, window);
+    Token token(layer);
+    for (int64_t number = tile.first; number < tile.last; ++number) {
+        const int64_t position = tile.position + number - tile.first;
+        const int64_t begin = std::max(position - layer.window + 1, hidden);
+        token.begin(step.q + number * layer.heads * dim, layer);
+        if (begin <= position) fold_keys(token, layer, window + (begin - oldest) * dim, position - begin + 1);
+        if (step.pages) fold_entries(token, layer, step, tile.row, step.entries + number * step.num_entries, block);
+        finish(token, layer, position, step.out + number * layer.heads * dim);
+    }
+}
+
+}  // namespace
+}  // namespace deepinfer
+
+using namespace deepinfer;
+
+EXPORT void attend(const Batch* batch, const float* q, const uint8_t* window_rows, const Cache* ring,
+                   const Cache* pages, const int32_t* entries, int64_t num_entries, const float* sink,
+                   const float* frequencies, int64_t heads, int64_t dim, int64_t window, int64_t pairs, float* out) {
+    const Layer layer{sink, frequencies, heads, dim, window, pairs};
+    const Step step{*batch, *ring, pages, window_rows, q, entries, num_entries, out};
+    const auto tiles = tiles_of(*batch, TILE_TOKENS);
+    parallel(static_cast<int64_t>(tiles.size()), 1, [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) attend_tile(layer, step, tiles[i]);
+    });
+}

@@ -1,0 +1,52 @@
+// Embedding and output head.
+
+#include <algorithm>
+
+#include "gemm.h"
+#include "ops.h"
+#include "scratch.h"
+#include "streams.h"
+#include "threads.h"
+#include "vector.h"
+
+namespace deepinfer {
+namespace {
+
+constexpr int64_t CHUNK = 64;  // tokens
+
+struct NormedScratch;
+
+}  // namespace
+}  // namespace deepinfer
+
+using namespace deepinfer;
+
+// table [vocabulary, hidden] bf16 -> out [tokens, hidden]. Returns 0, or 1 when a token has no row.
+EXPORT int64_t embed(const int64_t* tokens, int64_t count, const uint16_t* table, int64_t vocabulary, int64_t hidden,
+                     float* out) {
+    for (int64_t t = 0; t < count; ++t) {
+        if (tokens[t] < 0 || tokens[t] >= vocabulary) return 1;
+        const uint16_t* row = table + tokens[t] * hidden;
+        for (int64_t h = 0; h < hidden; ++h) {
+            const uint32_t wide = static_cast<uint32_t>(row[h]) << 16;
+            std::memcpy(out + t * hidden + h, &wide, 4);
+        }
+    }
+    return 0;
+}
+
+EXPORT void head(const Head* head, const float* streams, const float* pre, int64_t tokens, int64_t num_streams,
+                 float* out) {
+    const int64_t hidden = head->matrix.columns;
+    float* normed = scratch<NormedScratch>(std::min(tokens, CHUNK) * hidden);
+    for (int64_t start = 0; start < tokens; start += CHUNK) {
+        const int64_t count = std::min(CHUNK, tokens - start);
+        for (int64_t t = 0; t < count; ++t) {
+            float* to = normed + t * hidden;
+            collapse(streams + (start + t) * num_streams * hidden, pre + (start + t) * num_streams, num_streams, hidden,
+                     to);
+            rms_norm(to, head->norm, head->eps, hidden, to);
+        }
+        gemm(normed, count, hidden, head->matrix, out + start * head->matrix.rows, head->matrix.rows);
+    }
+}

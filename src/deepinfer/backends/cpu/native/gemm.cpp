@@ -1,0 +1,219 @@
+#include "gemm.h"
+
+#include <algorithm>
+
+#include "decode.h"
+#include "export.h"
+#include "round.h"
+#include "scratch.h"
+#include "threads.h"
+#include "vector.h"
+
+namespace deepinfer {
+namespace {
+
+constexpr int TILE_ROWS = 12 / VECS;          // rows of x whose sums fill the registers
+constexpr int DIRECT_ROWS = 4;                // up to here weights are decoded straight into the products
+constexpr int64_t CHUNK = 256;                // columns that are decoded at a time, 16 KiB
+constexpr int64_t CACHED_BYTES = 192 << 10;  // of x that stay near while the panels go by
+constexpr int64_t ROUND_GRAIN = 16;          // rows of x that a thread rounds at least
+
+struct XScratch;
+struct RoundedScratch;
+
+// Rows of x, dense up to `columns`, a whole number of blocks.
+struct Rows {
+    const float* from;
+    int64_t count, stride, columns;
+};
+
+// total[r] += x[r] * panel over B blocks of 32 columns, whose sums are formed side by side.
+template <int R, int B, class Source>
+inline void add_blocks(const float* x, int64_t stride, int64_t start, Source source, const uint8_t* exponents,
+                       float unit, Line (&total)[R]) {
+    Line part[B][R] = {};
+    for (int64_t column = start; column < start + BLOCK; column += Source::COLUMNS) {
+        for (int b = 0; b < B; ++b) {
+            Line weights[Source::COLUMNS];
+            source.get(column + b * BLOCK, weights);
+            for (int c = 0; c < Source::COLUMNS; ++c) {
+                for (int r = 0; r < R; ++r) {
+                    const float factor = x[r * stride + column + b * BLOCK + c];
+                    for (int v = 0; v < VECS; ++v) part[b][r].part[v] += factor * weights[c].part[v];
+                }
+            }
+        }
+    }
+    for (int b = 0; b < B; ++b) {
+        Line scale;
+        for (int v = 0; v < VECS; ++v) scale.part[v] = splat(1.0f);
+        if (exponents) scale = scale_line(exponents + (start / BLOCK + b) * PANEL);
+        for (int v = 0; v < VECS; ++v) {
+            const Vec factor = scale.part[v] * unit;
+            for (int r = 0; r < R; ++r) total[r].part[v] += part[b][r].part[v] * factor;
+        }
+    }
+}
+
+// total[r] += x[r] * panel over `columns` columns.
+template <int R, class Source>
+inline void add_columns(const float* x, int64_t stride, int64_t columns, Source source, const uint8_t* exponents,
+                        float unit, Line (&total)[R]) {
+    constexpr int B = R == 1 ? 2 : 1;  // one row alone has too few sums to keep the multipliers busy
+    int64_t start = 0;
+    for (; start + B * BLOCK <= columns; start += B * BLOCK)
+        add_blocks<R, B>(x, stride, start, source, exponents, unit, total);
+    if (start < columns) add_blocks<R, 1>(x, stride, start, source, exponents, unit, total);
+}
+
+Line load_some(const float* from, int64_t count) {
+    if (count >= PANEL) return load_line(from);
+    float all[PANEL] = {};
+    std::copy(from, from + count, all);
+    return load_line(all);
+}
+
+void store_some(float* to, const Line& line, int64_t count) {
+    if (count >= PANEL) return store_line(to, line);
+    float all[PANEL];
+    store_line(all, line);
+    std::copy(all, all + count, to);
+}
+
+// Where a panel's results go: `count` columns of out.
+struct Target {
+    float* out;
+    int64_t stride, count;
+};
+
+template <int R, class Source>
+void tile(const float* x, int64_t stride, int64_t columns, Source source, const uint8_t* exponents, float unit,
+          Target to, bool is_first) {
+    Line total[R];
+    for (int r = 0; r < R; ++r) total[r] = is_first ? zero_line() : load_some(to.out + r * to.stride, to.count);
+    add_columns<R>(x, stride, columns, source, exponents, unit, total);
+    for (int r = 0; r < R; ++r) store_some(to.out + r * to.stride, total[r], to.count);
+}
+
+// `tile` for a number of rows up to MAX that is known at run time only.
+template <int MAX, class Source>
+void tile_of(int64_t rows, const float* x, int64_t stride, int64_t columns, Source source, const uint8_t* exponents,
+             float unit, Target to, bool is_first) {
+    if constexpr (MAX > 1) {
+        if (rows < MAX) return tile_of<MAX - 1>(rows, x, stride, columns, source, exponents, unit, to, is_first);
+    }
+    tile<MAX>(x, stride, columns, source, exponents, unit, to, is_first);
+}
+
+struct Panel {
+    const uint8_t* values;
+    const uint8_t* exponents;
+};
+
+Panel panel_at(const Matrix& matrix, int64_t number, int64_t columns) {
+    constexpr int64_t half_bytes[] = {8, 4, 2, 1};
+    const int64_t bytes = columns * PANEL * half_bytes[matrix.format] / 2;
+    return {static_cast<const uint8_t*>(matrix.values) + number * bytes,
+            matrix.exponents ? matrix.exponents + number * (columns / BLOCK) * PANEL : nullptr};
+}
+
+template <class Source>
+void decode(Source source, int64_t start, int64_t columns, float* to) {
+    for (int64_t column = 0; column < columns; column += Source::COLUMNS) {
+        Line lines[Source::COLUMNS];
+        source.get(start + column, lines);
+        for (int c = 0; c < Source::COLUMNS; ++c) {
+            for (int v = 0; v < VECS; ++v) lines[c].part[v] = lines[c].part[v] * (1.0f / Source::UNIT);
+            store_line(to + (column + c) * PANEL, lines[c]);
+        }
+    }
+}
+
+// A panel times many rows: columns are decoded a chunk at a time, and each chunk meets all rows.
+template <class Source>
+void panel_of_many(const Rows& x, const Panel& panel, Source source, Target to) {
+    alignas(64) float decoded[CHUNK * PANEL];
+    const int64_t num_tiles = (x.count + TILE_ROWS - 1) / TILE_ROWS;
+    for (int64_t start = 0; start < x.columns; start += CHUNK) {
+        const int64_t columns = std::min(CHUNK, x.columns - start);
+        decode(source, start, columns, decoded);
+        const uint8_t* exponents = panel.exponents ? panel.exponents + start / BLOCK * PANEL : nullptr;
+        for (int64_t i = 0; i < num_tiles; ++i) {
+            const int64_t row = i * x.count / num_tiles, end = (i + 1) * x.count / num_tiles;
+            const Target part{to.out + row * to.stride, to.stride, to.count};
+            tile_of<TILE_ROWS>(end - row, x.from + row * x.stride + start, x.stride, columns, FloatSource{decoded},
+                               exponents, 1.0f, part, start == 0);
+        }
+    }
+}
+
+// x, or a copy that is padded with zeros to whole blocks and multiplied by `factor`.
+Rows whole_blocks(const float* x, int64_t count, int64_t stride, int64_t columns, float factor) {
+    const int64_t padded = (columns + BLOCK - 1) / BLOCK * BLOCK;
+    if (padded == columns && factor == 1.0f) return {x, count, stride, columns};
+    float* copy = scratch<XScratch>(count * padded);
+    for (int64_t row = 0; row < count; ++row) {
+        float* to = copy + row * padded;
+        for (int64_t c = 0; c < columns; c += LANES)
+            store(to + c, load(x + row * stride + c, columns - c) * factor, columns - c);
+        std::fill(to + columns, to + padded, 0.0f);
+    }
+    return {copy, count, padded, padded};
+}
+
+template <class Source, class Value = uint8_t>
+void panels(const float* x, int64_t count, int64_t stride, const Matrix& matrix, float* out, int64_t out_stride,
+            int64_t first, int64_t last) {
+    const bool is_direct = count <= DIRECT_ROWS;
+    const Rows rows = whole_blocks(x, count, stride, matrix.columns, is_direct ? Source::FACTOR : 1.0f);
+    for (int64_t number = first; number < last; ++number) {
+        const Panel panel = panel_at(matrix, number, rows.columns);
+        const Source source{reinterpret_cast<const Value*>(panel.values)};
+        const Target to{out + number * PANEL, out_stride, std::min<int64_t>(PANEL, matrix.rows - number * PANEL)};
+        if (is_direct) {
+            const float unit = 1.0f / (Source::UNIT * Source::FACTOR);
+            tile_of<DIRECT_ROWS>(count, rows.from, rows.stride, rows.columns, source, panel.exponents, unit, to, true);
+        } else {
+            panel_of_many(rows, panel, source, to);
+        }
+    }
+}
+
+}  // namespace
+
+void gemm_panels(const float* x, int64_t num_rows, int64_t stride, const Matrix& matrix, float* out,
+                 int64_t out_stride, int64_t first, int64_t last) {
+    const int64_t cached = CACHED_BYTES / 4 / std::max<int64_t>(1, matrix.columns);
+    const int64_t step = std::max<int64_t>(TILE_ROWS, cached / TILE_ROWS * TILE_ROWS);
+    for (int64_t row = 0; row < num_rows; row += step) {
+        const int64_t count = std::min(step, num_rows - row);
+        const float* from = x + row * stride;
+        float* to = out + row * out_stride;
+        switch (matrix.format) {
+            case F32: panels<FloatSource, float>(from, count, stride, matrix, to, out_stride, first, last); break;
+            case BF16: panels<Bf16Source>(from, count, stride, matrix, to, out_stride, first, last); break;
+            case E4M3: panels<E4m3Source>(from, count, stride, matrix, to, out_stride, first, last); break;
+            default: panels<E2m1Source>(from, count, stride, matrix, to, out_stride, first, last); break;
+        }
+    }
+}
+
+void gemm(const float* x, int64_t num_rows, int64_t stride, const Matrix& matrix, float* out, int64_t out_stride) {
+    if (matrix.rounds) {
+        const int64_t columns = matrix.columns;
+        float* rounded = scratch<RoundedScratch>(num_rows * columns);
+        parallel(num_rows, ROUND_GRAIN, [=](int64_t first, int64_t last) {
+            for (int64_t row = first; row < last; ++row) round_fp8(x + row * stride, columns, rounded + row * columns);
+        });
+        x = rounded, stride = columns;
+    }
+    parallel(num_panels(matrix), 1, [&](int64_t first, int64_t last) {
+        gemm_panels(x, num_rows, stride, matrix, out, out_stride, first, last);
+    });
+}
+
+}  // namespace deepinfer
+
+EXPORT void multiply(const float* x, int64_t num_rows, int64_t stride, const deepinfer::Matrix* matrix, float* out) {
+    deepinfer::gemm(x, num_rows, stride, *matrix, out, matrix->rows);
+}

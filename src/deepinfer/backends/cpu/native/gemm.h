@@ -1,0 +1,45 @@
+// Products with checkpoint matrices that stay in their packed formats.
+//
+// A matrix [rows, columns] lies in panels of 16 rows; rows and columns are padded with zeros to whole panels and
+// whole blocks of 32 columns. A panel, column group after column group:
+//
+//     F32   [column][16] floats
+//     BF16  [column / 2][16][2]
+//     E4M3  [column / 4][16][4] bytes
+//     E2M1  [column / 4][32] bytes: rows 0-3, 8-11, 4-7, 12-15 with two bytes each, which hold columns 0 and 1
+//           of the group in their low nibbles, 2 and 3 in their high nibbles
+//
+// exponents [panel][block][16] bytes: the ue8m0 scale of each row and block, 2 ** (e - 127). 0 stands for 0 and
+// 255 for infinity, where the format says 2 ** -127 and NaN.
+//
+// The order of every sum is fixed: within blocks of 32 columns from the first to the last, then block after
+// block. It is the same for one row of x and for many, so a row's result does not depend on the others.
+
+#pragma once
+
+#include <cstdint>
+
+namespace deepinfer {
+
+constexpr int PANEL = 16;
+constexpr int BLOCK = 32;
+
+enum Format : int64_t { F32 = 0, BF16 = 1, E4M3 = 2, E2M1 = 3 };
+
+struct Matrix {
+    const void* values;
+    const uint8_t* exponents;  // null for F32 and BF16
+    int64_t rows, columns, format;
+    int64_t rounds;  // x is rounded to e4m3 with a power of two per 32 first; columns are whole blocks then
+};
+
+// out[i][j] = sum over c of x[i][c] * matrix[j][c], for i < num_rows; strides in floats.
+void gemm(const float* x, int64_t num_rows, int64_t stride, const Matrix& matrix, float* out, int64_t out_stride);
+
+// The same on the calling thread alone, for callers that split their own work; x as it is, panels first .. last - 1.
+void gemm_panels(const float* x, int64_t num_rows, int64_t stride, const Matrix& matrix, float* out,
+                 int64_t out_stride, int64_t first, int64_t last);
+
+inline int64_t num_panels(const Matrix& matrix) { return (matrix.rows + PANEL - 1) / PANEL; }
+
+}  // namespace deepinfer

@@ -1,0 +1,271 @@
+// The indexer: which compressed entries each token attends to.
+//
+// Keys are unpacked sixteen at a time, side by side in the lanes, so a key's score rests on the query and the key
+// alone: a sum along the width for each head, then one over the heads.
+
+#include "batch.h"
+#include "cache_formats.h"
+#include "gemm.h"
+#include "ops.h"
+#include "rope.h"
+#include "scratch.h"
+#include "threads.h"
+#include "top.h"
+#include "vector.h"
+
+namespace deepinfer {
+namespace {
+
+constexpr int64_t TILE_TOKENS = 32;         // tokens of a row that are scored together
+constexpr int64_t TILE_SCORES = 1 << 20;    // scores that are held at a time
+constexpr int64_t CHUNK_KEYS = 8 * PANEL_ROWS;  // keys that are unpacked at a time
+constexpr int64_t MAX_DIM = 4096;
+constexpr int VECS = PANEL_ROWS / LANES;
+constexpr int HEADS = 8 / VECS;             // heads whose sums fill the registers
+
+struct Step {
+    const Indexer& indexer;
+    const Batch& batch;
+    const Cache& pages;
+    const float *q, *weights;   // [tokens, heads, dim], [tokens, heads]; null when nothing is scored
+    const int32_t* candidates;  // [tokens, num_candidates] or null
+    int64_t num_candidates;
+    int32_t *entries, *kept;    // [tokens, num_entries], [tokens, num_kept], all -1 so far
+    int64_t num_entries, num_kept;
+    int64_t most_visible;
+
+    int64_t num_visible(int64_t position) const { return std::min((position + 1) / indexer.ratio, most_visible); }
+};
+
+struct QueryBuffer;
+struct WeightBuffer;
+struct KeyPanels;
+struct PackedQuery;
+struct ScoreBuffer;
+struct OrderBuffer;
+struct ListBuffer;
+struct ChosenBuffer;
+struct BlockBuffer;
+
+// sums[h] = products of H heads' queries [H, dim] with the keys of a panel [dim][PANEL_ROWS].
+template <int H>
+void panel_products(const float* q, int64_t dim, const float* panel, Vec (&sums)[H][VECS]) {
+    for (int64_t i = 0; i < dim; ++i)
+        for (int v = 0; v < VECS; ++v) {
+            const Vec keys = load(panel + i * PANEL_ROWS + v * LANES);
+            for (int h = 0; h < H; ++h) sums[h][v] += q[h * dim + i] * keys;
+        }
+}
+
+// scores[k] = sum over heads of weight * relu(q . key) for the keys of a panel, head after head.
+void score_panel(const Indexer& indexer, const float* q, const float* weights, const float* panel, float* scores) {
+    Vec total[VECS] = {};
+    const auto add = [&](const Vec* products, float weight) {
+        for (int v = 0; v < VECS; ++v) total[v] += select(products[v] < 0.0f, Vec{}, products[v]) * weight;
+    };
+    int64_t head = 0;
+    for (; head + HEADS <= indexer.heads; head += HEADS) {
+        Vec sums[HEADS][VECS] = {};
+        panel_products<HEADS>(q + head * indexer.dim, indexer.dim, panel, sums);
+        for (int h = 0; h < HEADS; ++h) add(sums[h], weights[head + h]);
+    }
+    for (; head < indexer.heads; ++head) {
+        Vec sums[1][VECS] = {};
+        panel_products<1>(q + head * indexer.dim, indexer.dim, panel, sums);
+        add(sums[0], weights[head]);
+    }
+    for (int v = 0; v < VECS; ++v) store(scores + v * LANES, total[v]);
+}
+
+// scores[t][k] of `tokens` tokens from number `first` on and `count` keys, in whole panels; null keys count as zeros.
+void score_chunk(const Step& step, int64_t first, int64_t tokens, const uint8_t* const* keys, int64_t count,
+                 float* scores, int64_t stride) {
+    static const uint8_t zeros[index_bytes(MAX_DIM)] = {};
+    const int64_t heads = step.indexer.heads, dim = step.indexer.dim;
+    float* panels = scratch<KeyPanels>(CHUNK_KEYS * dim);
+    for (int64_t start = 0; start < count; start += PANEL_ROWS) {
+        const uint8_t* rows[PANEL_ROWS];
+        for (int64_t i = 0; i < PANEL_ROWS; ++i) {
+            const uint8_t* key = start + i < count ? keys[start + i] : nullptr;
+            rows[i] = key ? key : zeros;
+        }
+        unpack_index_panel(rows, dim, panels + start * dim);
+    }
+    for (int64_t t = 0; t < tokens; ++t)
+        for (int64_t start = 0; start < count; start += PANEL_ROWS)
+            score_panel(step.indexer, step.q + (first + t) * heads * dim, step.weights + (first + t) * heads,
+                        panels + start * dim, scores + t * stride + start);
+}
+
+// Scores of a tile's tokens against entries 0 .. count - 1 of their row; `stride` is count in whole panels.
+void score_all(const Step& step, const Tile& tile, int64_t count, float* scores, int64_t stride) {
+    const uint8_t* keys[CHUNK_KEYS];
+    for (int64_t start = 0; start < count; start += CHUNK_KEYS) {
+        const int64_t size = std::min(CHUNK_KEYS, count - start);
+        find_entries(step.batch, step.pages, tile.row, start, size, keys);
+        score_chunk(step, tile.first, tile.last - tile.first, keys, size, scores + start, stride);
+    }
+}
+
+void score_list(const Step& step, int64_t row, int64_t token, const int32_t* list, int64_t count, float* scores) {
+    const uint8_t* keys[CHUNK_KEYS];
+    for (int64_t start = 0; start < count; start += CHUNK_KEYS) {
+        const int64_t size = std::min(CHUNK_KEYS, count - start);
+        for (int64_t k = 0; k < size; ++k) keys[k] = find_entry(step.batch, step.pages, row, list[start + k]);
+        score_chunk(step, token, 1, keys, size, scores + start, 0);
+    }
+}
+
+const int32_t* orders_of(const float* scores, int64_t count) {
+    int32_t* orders = scratch<OrderBuffer, int32_t>(count);
+    for (int64_t i = 0; i < count; ++i) orders[i] = order_of(scores[i]);
+    return orders;
+}
+
+// Entries of the candidate blocks below `visible`, ascending; returns how many.
+int64_t candidate_entries(const Step& step, int64_t token, int64_t visible, int32_t* list) {
+    const int64_t size = step.indexer.candidate_size;
+    int64_t count = 0, last = -1;
+    for (int64_t i = 0; i < step.num_candidates; ++i) {
+        const int64_t block = step.candidates[token * step.num_candidates + i];
+        if (block <= last) continue;  // none, or not ascending
+        last = block;
+        for (int64_t entry = block * size; entry < std::min((block + 1) * size, visible); ++entry)
+            list[count++] = static_cast<int32_t>(entry);
+    }
+    return count;
+}
+
+// The list and the lowest other entries, `count` in all, ascending.
+void fill_list(const int32_t* list, int64_t size, int64_t count, int32_t* out) {
+    int64_t others = count - size, next = 0, found = 0;
+    for (int64_t i = 0; i < size; ++i) {
+        for (; next < list[i] && others > 0; ++next, --others) out[found++] = static_cast<int32_t>(next);
+        out[found++] = list[i];
+        next = list[i] + 1;
+    }
+    for (; others > 0; ++next, --others) out[found++] = static_cast<int32_t>(next);
+}
+
+void select_among_candidates(const Step& step, int64_t row, int64_t token, int64_t visible, int64_t count,
+                             int32_t* out) {
+    const int64_t room = std::min(step.num_candidates * step.indexer.candidate_size, visible);
+    int32_t* list = scratch<ListBuffer, int32_t>(room + count + 1);
+    int32_t* best = list + room;
+    const int64_t size = candidate_entries(step, token, visible, list);
+    if (size <= count) return fill_list(list, size, count, out);
+    float* scores = scratch<ScoreBuffer>(size + PANEL_ROWS);
+    score_list(step, row, token, list, size, scores);
+    top_indices(orders_of(scores, size), size, count, best);
+    for (int64_t i = 0; i < count; ++i) out[i] = list[best[i]];
+}
+
+// The best blocks by their best entry, the newest always among them.
+void keep_blocks(const Step& step, const int32_t* orders, int64_t visible, int32_t* out) {
+    const int64_t size = step.indexer.candidate_size, blocks = (visible + size - 1) / size;
+    int32_t* best = scratch<BlockBuffer, int32_t>(blocks);
+    for (int64_t block = 0; block < blocks; ++block)
+        best[block] = *std::max_element(orders + block * size, orders + std::min((block + 1) * size, visible));
+    best[blocks - 1] = INT32_MAX;
+    int32_t* chosen = scratch<ChosenBuffer, int32_t>(step.num_kept + 1);
+    top_indices(best, blocks, step.num_kept, chosen);
+    std::copy(chosen, chosen + step.num_kept, out);
+}
+
+void count_up(int64_t count, int32_t* out) {
+    for (int64_t i = 0; i < count; ++i) out[i] = static_cast<int32_t>(i);
+}
+
+void select_from(const Step& step, int64_t token, int64_t visible, const float* scores) {
+    const Indexer& indexer = step.indexer;
+    const int64_t count = std::min(indexer.top_k, visible);
+    const bool takes_blocks =
+        indexer.keeps_candidates && visible > indexer.candidate_blocks * indexer.candidate_size;
+    int32_t* entries = step.entries + token * step.num_entries;
+    const int32_t* orders = visible > count || takes_blocks ? orders_of(scores, visible) : nullptr;
+    if (visible > count) {
+        int32_t* chosen = scratch<ChosenBuffer, int32_t>(count + 1);
+        top_indices(orders, visible, count, chosen);
+        std::copy(chosen, chosen + count, entries);
+    } else {
+        count_up(count, entries);
+    }
+    if (!indexer.keeps_candidates) return;
+    int32_t* kept = step.kept + token * step.num_kept;
+    if (takes_blocks) keep_blocks(step, orders, visible, kept);
+    else count_up((visible + indexer.candidate_size - 1) / indexer.candidate_size, kept);
+}
+
+bool needs_scores(const Indexer& indexer, int64_t visible) {
+    return visible > indexer.top_k ||
+           (indexer.keeps_candidates && visible > indexer.candidate_blocks * indexer.candidate_size);
+}
+
+void select_tile(const Step& step, const Tile& tile) {
+    const bool uses_candidates = step.candidates && !step.indexer.keeps_candidates;
+    const int64_t most = step.num_visible(tile.position + tile.last - tile.first - 1);
+    const int64_t stride = (most + PANEL_ROWS - 1) / PANEL_ROWS * PANEL_ROWS;
+    float* scores = nullptr;
+    if (!uses_candidates && needs_scores(step.indexer, most)) {
+        scores = scratch<ScoreBuffer>((tile.last - tile.first) * stride);
+        score_all(step, tile, most, scores, stride);
+    }
+    for (int64_t token = tile.first; token < tile.last; ++token) {
+        const int64_t visible = step.num_visible(tile.position + token - tile.first);
+        const int64_t count = std::min(step.indexer.top_k, visible);
+        if (uses_candidates && visible > count)
+            select_among_candidates(step, tile.row, token, visible, count, step.entries + token * step.num_entries);
+        else select_from(step, token, visible, scores ? scores + (token - tile.first) * stride : nullptr);
+    }
+}
+
+// Rotated and rounded queries, and head weights.
+void prepare_queries(const Indexer& indexer, const Batch& batch, const float* x, int64_t stride, const float* low_rank,
+                     float* q, float* weights) {
+    const int64_t heads = indexer.heads, dim = indexer.dim, tokens = batch.num_tokens;
+    const float scale = 1.0f / std::sqrt(static_cast<float>(dim * heads));
+    gemm(low_rank, tokens, indexer.wq_b.columns, indexer.wq_b, q, heads * dim);
+    gemm(x, tokens, stride, indexer.weights_proj, weights, heads);
+    parallel(tokens, TILE_TOKENS, [&](int64_t first, int64_t last) {
+        uint8_t* packed = scratch<PackedQuery, uint8_t>(index_bytes(dim));
+        for (int64_t token = first; token < last; ++token) {
+            Turn turn;
+            set_turn(turn, batch.positions[token], indexer.frequencies, indexer.pairs);
+            for (int64_t head = 0; head < heads; ++head) {
+                float* one = q + (token * heads + head) * dim;
+                rotate(one, dim, turn);
+                pack_index(one, dim, packed);
+                unpack_index(packed, dim, one);
+                weights[token * heads + head] *= scale;
+            }
+        }
+    });
+}
+
+}  // namespace
+}  // namespace deepinfer
+
+using namespace deepinfer;
+
+// x [tokens, hidden], `stride` numbers apart; low_rank [tokens, q_rank]; candidates [tokens, num_candidates] or null.
+EXPORT void select_entries(const Indexer* indexer, const float* x, int64_t stride, const float* low_rank,
+                           const Batch* batch, const Cache* pages, const int32_t* candidates, int64_t num_candidates,
+                           int64_t max_position, int32_t* entries, int64_t num_entries, int32_t* kept,
+                           int64_t num_kept) {
+    const int64_t tokens = batch->num_tokens, most = (max_position + 1) / indexer->ratio;
+    float *q = nullptr, *weights = nullptr;
+    std::fill(entries, entries + tokens * num_entries, -1);
+    std::fill(kept, kept + tokens * num_kept, -1);
+    if (needs_scores(*indexer, most)) {
+        q = scratch<QueryBuffer>(tokens * indexer->heads * indexer->dim);
+        weights = scratch<WeightBuffer>(tokens * indexer->heads);
+        prepare_queries(*indexer, *batch, x, stride, low_rank, q, weights);
+    }
+    const Step step{*indexer, *batch, *pages, q,           weights,  candidates, num_candidates,
+                    entries,  kept,   num_entries, num_kept, most};
+    const int64_t size = std::clamp<int64_t>(TILE_SCORES / std::max<int64_t>(most, 1), 1, TILE_TOKENS);
+    const auto tiles = tiles_of(*batch, size);
+    parallel(static_cast<int64_t>(tiles.size()), 1, [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) select_tile(step, tiles[i]);
+    });
+}

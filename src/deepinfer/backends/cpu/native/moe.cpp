@@ -1,0 +1,210 @@
+// Router, routed experts, shared expert.
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "activation.h"
+#include "gemm.h"
+#include "ops.h"
+#include "round.h"
+#include "scratch.h"
+#include "threads.h"
+#include "vector.h"
+
+namespace deepinfer {
+namespace {
+
+constexpr int64_t GRAIN = 64;   // tokens a thread takes at least
+constexpr int64_t CHUNK = 128;  // rows whose hidden values are kept at a time
+
+struct ScoreScratch;
+struct InputScratch;
+struct InnerScratch;
+struct HiddenScratch;
+struct ShareScratch;
+struct OutputScratch;
+struct RoundedScratch;
+struct PairScratch;
+struct BeginScratch;
+struct NextScratch;
+struct PlaceScratch;
+struct FoundScratch;
+
+void score(const Router& router, float* logits, int64_t count) {
+    for (int64_t e = 0; e < count; ++e) logits[e] /= router.temperature;
+    if (router.scoring == SOFTMAX) {
+        const float top = *std::max_element(logits, logits + count);
+        float total = 0;
+        for (int64_t e = 0; e < count; ++e) total += logits[e] = std::exp(logits[e] - top);
+        for (int64_t e = 0; e < count; ++e) logits[e] /= total;
+        return;
+    }
+    for (int64_t e = 0; e < count; ++e) {
+        const float x = logits[e];
+        if (router.scoring == SIGMOID) logits[e] = 1.0f / (1.0f + std::exp(-x));
+        else logits[e] = std::sqrt(x > 20.0f ? x : std::log1p(std::exp(x)));
+    }
+}
+
+// The best by score + bias, ties to the lower expert; `ranked` [experts] is overwritten.
+void choose(const Router& router, const float* scores, const float* bias, float* ranked, int32_t* chosen,
+            float* share) {
+    const int64_t count = router.matrix.rows;
+    float total = 0;
+    for (int64_t e = 0; e < count; ++e) ranked[e] = scores[e] + bias[e];
+    for (int64_t k = 0; k < router.num_active; ++k) {
+        int64_t best = std::find_if(ranked, ranked + count, [](float x) { return x == x; }) - ranked;
+        if (best == count) best = 0;
+        for (int64_t e = best + 1; e < count; ++e)
+            if (ranked[e] > ranked[best]) best = e;
+        chosen[k] = static_cast<int32_t>(best), share[k] = scores[best];
+        total += scores[best], ranked[best] = NAN;
+    }
+    const bool normalizes = router.normalize && router.num_active > 1;
+    for (int64_t k = 0; k < router.num_active; ++k) {
+        if (normalizes) share[k] /= total + 1e-20f;
+        share[k] *= router.scaling;
+    }
+}
+
+// out [rows, hidden] = down(swiglu(gate_up x) * share); share null = 1.
+void feed(const float* x, int64_t rows, int64_t stride, const Matrix& gate_up, const Matrix& down, float limit,
+          const float* share, float* out) {
+    const int64_t inner = down.columns;
+    float* both = scratch<InnerScratch>(std::min(rows, CHUNK) * 2 * inner);
+    float* hidden = scratch<HiddenScratch>(std::min(rows, CHUNK) * inner);
+    for (int64_t row = 0; row < rows; row += CHUNK) {
+        const int64_t count = std::min(CHUNK, rows - row);
+        gemm(x + row * stride, count, stride, gate_up, both, 2 * inner);
+        parallel(count, GRAIN, [=](int64_t first, int64_t last) {
+            for (int64_t i = first; i < last; ++i)
+                swiglu(both + i * 2 * inner, inner, limit, share ? share[row + i] : 1.0f, hidden + i * inner);
+        });
+        gemm(hidden, count, inner, down, out + row * down.rows, down.rows);
+    }
+}
+
+void add(float* to, const float* what, int64_t count) {
+    for (int64_t i = 0; i < count; i += LANES)
+        store(to + i, load(to + i, count - i) + load(what + i, count - i), count - i);
+}
+
+// The pairs of token and place in sorted order: by expert, then by token.
+struct Order {
+    int32_t* pairs;    // [count] numbers token * k + place
+    int64_t* begins;   // [experts + 1] where each expert's pairs begin
+};
+
+// False when an expert does not exist.
+bool sort_pairs(const int32_t* chosen, int64_t count, int64_t num_experts, const Order& order) {
+    std::fill(order.begins, order.begins + num_experts + 1, 0);
+    for (int64_t i = 0; i < count; ++i) {
+        if (chosen[i] < 0 || chosen[i] >= num_experts) return false;
+        ++order.begins[chosen[i] + 1];
+    }
+    for (int64_t e = 0; e < num_experts; ++e) order.begins[e + 1] += order.begins[e];
+    int64_t* next = scratch<NextScratch, int64_t>(num_experts);
+    std::copy(order.begins, order.begins + num_experts, next);
+    for (int64_t i = 0; i < count; ++i) order.pairs[next[chosen[i]]++] = static_cast<int32_t>(i);
+    return true;
+}
+
+// Some sorted pairs of one expert.
+struct Stretch {
+    int64_t expert, first, last;
+};
+
+std::vector<Stretch> stretches_of(const Order& order, int64_t num_experts) {
+    std::vector<Stretch> stretches;
+    for (int64_t e = 0; e < num_experts; ++e)
+        for (int64_t first = order.begins[e]; first < order.begins[e + 1]; first += CHUNK)
+            stretches.push_back({e, first, std::min(first + CHUNK, order.begins[e + 1])});
+    return stretches;
+}
+
+// outputs [pairs, hidden] of a stretch of sorted pairs.
+void feed_stretch(const Experts& experts, const Stretch& stretch, const Order& order, const float* x, int64_t stride,
+                  const float* share, int64_t k, float* outputs) {
+    Matrix gate_up = experts.gate_up[stretch.expert];
+    gate_up.rounds = 0;  // x is rounded already, once for all experts of a token
+    const Matrix& down = experts.down[stretch.expert];
+    const int64_t rows = stretch.last - stretch.first, width = gate_up.columns;
+    float* inputs = scratch<InputScratch>(rows * width);
+    float* shares = scratch<ShareScratch>(rows);
+    for (int64_t i = 0; i < rows; ++i) {
+        const int64_t pair = order.pairs[stretch.first + i];
+        std::copy_n(x + pair / k * stride, width, inputs + i * width);
+        shares[i] = share[pair];
+    }
+    feed(inputs, rows, width, gate_up, down, experts.limit, shares, outputs + stretch.first * down.rows);
+}
+
+}  // namespace
+}  // namespace deepinfer
+
+using namespace deepinfer;
+
+// is_image [tokens] may be null.
+EXPORT void route(const Router* router, const float* x, int64_t stride, const uint8_t* is_image, int64_t tokens,
+                  int32_t* chosen, float* share) {
+    const int64_t count = router->matrix.rows, k = router->num_active;
+    parallel(tokens, GRAIN, [=](int64_t first, int64_t last) {
+        float* scores = scratch<ScoreScratch>((CHUNK + 1) * count);
+        for (int64_t start = first; start < last; start += CHUNK) {
+            const int64_t rows = std::min(CHUNK, last - start);
+            gemm(x + start * stride, rows, stride, router->matrix, scores, count);
+            for (int64_t i = 0; i < rows; ++i) {
+                const int64_t t = start + i;
+                const float* bias = is_image && is_image[t] ? router->bias_image : router->bias;
+                score(*router, scores + i * count, count);
+                choose(*router, scores + i * count, bias, scores + CHUNK * count, chosen + t * k, share + t * k);
+            }
+        }
+    });
+}
+
+// Each token's outputs are added in ascending expert order. Returns 0, or 1 when an expert does not exist.
+EXPORT int64_t experts(const Experts* experts, const float* x, int64_t stride, const int32_t* chosen,
+                       const float* share, int64_t tokens, int64_t k, float* out) {
+    const int64_t num_experts = experts->num_experts, hidden = experts->down->rows, count = tokens * k;
+    const Order order{scratch<PairScratch, int32_t>(count), scratch<BeginScratch, int64_t>(num_experts + 1)};
+    if (!sort_pairs(chosen, count, num_experts, order)) return 1;
+    if (experts->gate_up->rounds) {
+        const int64_t width = experts->gate_up->columns;
+        float* rounded = scratch<RoundedScratch>(tokens * width);
+        parallel(tokens, GRAIN, [=](int64_t first, int64_t last) {
+            for (int64_t t = first; t < last; ++t) round_fp8(x + t * stride, width, rounded + t * width);
+        });
+        x = rounded, stride = width;
+    }
+    float* outputs = scratch<OutputScratch>(count * hidden);
+    const auto stretches = stretches_of(order, num_experts);
+    parallel(static_cast<int64_t>(stretches.size()), 1, [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) feed_stretch(*experts, stretches[i], order, x, stride, share, k, outputs);
+    });
+    int32_t* places = scratch<PlaceScratch, int32_t>(count);  // [tokens, k] of a token's outputs, ascending
+    int32_t* found = scratch<FoundScratch, int32_t>(tokens);
+    std::fill(found, found + tokens, 0);
+    for (int64_t i = 0; i < count; ++i) {
+        const int64_t token = order.pairs[i] / k;
+        places[token * k + found[token]++] = static_cast<int32_t>(i);
+    }
+    parallel(tokens, GRAIN, [=](int64_t first, int64_t last) {
+        for (int64_t t = first; t < last; ++t) {
+            std::fill(out + t * hidden, out + (t + 1) * hidden, 0.0f);
+            for (int64_t i = 0; i < k; ++i) add(out + t * hidden, outputs + places[t * k + i] * hidden, hidden);
+        }
+    });
+    return 0;
+}
+
+// out = routed + expert(x)
+EXPORT void shared_expert(const Experts* expert, const float* x, int64_t stride, const float* routed, int64_t tokens,
+                          float* out) {
+    const int64_t hidden = expert->down->rows;
+    feed(x, tokens, stride, *expert->gate_up, *expert->down, expert->limit, nullptr, out);
+    parallel(tokens, GRAIN, [=](int64_t first, int64_t last) {
+        add(out + first * hidden, routed + first * hidden, (last - first) * hidden);
+    });
+}

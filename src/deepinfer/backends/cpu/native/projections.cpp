@@ -1,0 +1,72 @@
+// Into the attention (low-rank query, rotated query, packed window rows) and out of it.
+
+#include <algorithm>
+
+#include "cache_formats.h"
+#include "gemm.h"
+#include "ops.h"
+#include "rope.h"
+#include "scratch.h"
+#include "threads.h"
+#include "vector.h"
+
+namespace deepinfer {
+namespace {
+
+constexpr int64_t GRAIN = 16;     // tokens a thread takes at least
+constexpr int64_t CHUNK = 256;    // tokens between whose products nothing else happens
+
+struct DownScratch;
+struct LowScratch;
+
+void inputs(const Attention& attention, const float* x, int64_t stride, const int32_t* positions, int64_t tokens,
+            float* low_rank, float* q, uint8_t* window_rows) {
+    const int64_t dim = attention.dim, rank = attention.wq_b.columns, width = attention.down.rows;
+    const int64_t row_bytes = window_bytes(dim);
+    float* down = scratch<DownScratch>(std::min(tokens, CHUNK) * width);
+    gemm(x, tokens, stride, attention.down, down, width);
+    parallel(tokens, GRAIN, [&](int64_t first, int64_t last) {
+        for (int64_t t = first; t < last; ++t)
+            rms_norm(down + t * width, attention.q_norm, attention.q_eps, rank, low_rank + t * rank);
+    });
+    gemm(low_rank, tokens, rank, attention.wq_b, q, attention.wq_b.rows);
+    parallel(tokens, GRAIN, [&](int64_t first, int64_t last) {
+        Turn turn;
+        for (int64_t t = first; t < last; ++t) {
+            set_turn(turn, positions[t], attention.frequencies, attention.num_pairs);
+            float* kv = down + t * width + rank;
+            rms_norm(kv, attention.kv_norm, attention.kv_eps, dim, kv);
+            rotate(kv, dim, turn);
+            pack_window(kv, dim, window_rows + t * row_bytes);
+            for (int64_t head = 0; head < attention.num_heads; ++head)
+                rotate(q + t * attention.wq_b.rows + head * dim, dim, turn);
+        }
+    });
+}
+
+}  // namespace
+}  // namespace deepinfer
+
+using namespace deepinfer;
+
+EXPORT void attention_inputs(const Attention* attention, const float* x, int64_t stride, const int32_t* positions,
+                             int64_t tokens, float* low_rank, float* q, uint8_t* window_rows) {
+    const int64_t dim = attention->dim;
+    for (int64_t t = 0; t < tokens; t += CHUNK)
+        inputs(*attention, x + t * stride, stride, positions + t, std::min(CHUNK, tokens - t),
+               low_rank + t * attention->wq_b.columns, q + t * attention->wq_b.rows,
+               window_rows + t * window_bytes(dim));
+}
+
+EXPORT void project_out(const Attention* attention, const float* attended, int64_t tokens, float* out) {
+    const int64_t groups = attention->num_groups, width = attention->num_heads * attention->dim;
+    const int64_t rank = attention->wo_a[0].rows, low_width = groups * rank;
+    float* low = scratch<LowScratch>(std::min(tokens, CHUNK) * low_width);
+    for (int64_t t = 0; t < tokens; t += CHUNK) {
+        const int64_t count = std::min(CHUNK, tokens - t);
+        for (int64_t g = 0; g < groups; ++g)
+            gemm(attended + t * width + g * (width / groups), count, width, attention->wo_a[g], low + g * rank,
+                 low_width);
+        gemm(low, count, low_width, attention->wo_b, out + t * attention->wo_b.rows, attention->wo_b.rows);
+    }
+}

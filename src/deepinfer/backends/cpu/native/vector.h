@@ -1,0 +1,117 @@
+// Vectors of floats through compiler vector extensions: one source for AVX-512, AVX2 and everything else.
+//
+// A result must not depend on how many rows are worked on together, so every helper has one order of operations.
+
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+namespace deepinfer {
+
+#if defined(__AVX512F__)
+constexpr int LANES = 16;
+#else
+constexpr int LANES = 8;
+#endif
+
+typedef float Vec __attribute__((vector_size(LANES * 4)));
+typedef int32_t VecInt __attribute__((vector_size(LANES * 4)));
+typedef int16_t VecShort __attribute__((vector_size(LANES * 4)));
+typedef float LooseVec __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+typedef int32_t LooseVecInt __attribute__((vector_size(LANES * 4), aligned(1), may_alias));
+
+inline Vec load(const float* from) { return *reinterpret_cast<const LooseVec*>(from); }
+inline void store(float* to, Vec value) { *reinterpret_cast<LooseVec*>(to) = value; }
+inline VecInt load_ints(const void* from) { return *reinterpret_cast<const LooseVecInt*>(from); }
+inline Vec splat(float value) { return value - Vec{}; }
+inline Vec bits(VecInt value) { return reinterpret_cast<Vec>(value); }
+inline VecInt bits(Vec value) { return reinterpret_cast<VecInt>(value); }
+inline VecInt splat_int(int32_t value) { return value - VecInt{}; }
+
+inline VecInt select_int(VecInt mask, VecInt yes, VecInt no) { return (mask & yes) | (~mask & no); }
+inline Vec select(VecInt mask, Vec yes, Vec no) { return bits(select_int(mask, bits(yes), bits(no))); }
+inline Vec maximum(Vec a, Vec b) { return select(a > b, a, b); }
+inline Vec minimum(Vec a, Vec b) { return select(a < b, a, b); }
+inline Vec at_most(Vec a, Vec limit) { return select(a > limit, limit, a); }  // NaN stays NaN
+inline Vec absolute(Vec a) { return bits(bits(a) & splat_int(0x7fffffff)); }
+
+// Sum of the lanes, halves first.
+inline float sum(Vec value) {
+    float lanes[LANES];
+    store(lanes, value);
+    for (int half = LANES / 2; half; half /= 2)
+        for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
+    return lanes[0];
+}
+
+inline float largest(Vec value) {
+    float lanes[LANES];
+    store(lanes, value);
+    for (int half = LANES / 2; half; half /= 2)
+        for (int i = 0; i < half; ++i) lanes[i] = lanes[i] > lanes[i + half] ? lanes[i] : lanes[i + half];
+    return lanes[0];
+}
+
+inline Vec to_float(VecInt value) { return __builtin_convertvector(value, Vec); }
+
+// e ** x within 2 units of the last place; 0 below -87.3, the largest finite power above 88.3, NaN for NaN.
+inline Vec exponential(Vec x) {
+    const Vec low = splat(-87.3f), high = splat(88.3f);
+    const VecInt is_tiny = x < low;
+    const Vec clamped = minimum(select(is_tiny, low, x), high);
+    const Vec magic = splat(12582912.0f);  // 1.5 * 2 ** 23: its sum with a number rounds the number to an integer
+    const Vec shifted = clamped * 1.44269504f + magic;
+    const Vec n = shifted - magic;
+    const Vec r = (clamped - n * 0.693359375f) + n * 2.12194440e-4f;
+    Vec p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    const Vec value = p * (r * r) + r + 1.0f;
+    const Vec scaled = bits(bits(value) + (bits(shifted) << 23));
+    return select(is_tiny, Vec{}, select(x != x, x, scaled));
+}
+
+inline float exponential(float x) { return exponential(splat(x))[0]; }
+inline Vec sigmoid(Vec x) { return 1.0f / (1.0f + exponential(-x)); }
+
+// The next LANES numbers, zeros past the last of `left`.
+inline Vec load(const float* from, int64_t left) {
+    if (left >= LANES) return load(from);
+    float lanes[LANES] = {};
+    std::memcpy(lanes, from, left * sizeof(float));
+    return load(lanes);
+}
+
+inline void store(float* to, Vec value, int64_t left) {
+    if (left >= LANES) return store(to, value);
+    float lanes[LANES];
+    store(lanes, value);
+    std::memcpy(to, lanes, left * sizeof(float));
+}
+
+// sum of a[i] * b[i]: 4 x LANES sums side by side, then pairwise.
+inline float dot(const float* a, const float* b, int64_t count) {
+    Vec total[4] = {};
+    int64_t i = 0;
+    for (; i + 4 * LANES <= count; i += 4 * LANES)
+        for (int j = 0; j < 4; ++j) total[j] += load(a + i + j * LANES) * load(b + i + j * LANES);
+    for (; i < count; i += LANES) total[0] += load(a + i, count - i) * load(b + i, count - i);
+    return sum((total[0] + total[1]) + (total[2] + total[3]));
+}
+
+// out[i] = x[i] / sqrt(mean(x ** 2) + eps) * weight[i]
+inline void rms_norm(const float* x, const float* weight, float eps, int64_t count, float* out) {
+    const float scale = 1.0f / std::sqrt(dot(x, x, count) / static_cast<float>(count) + eps);
+    for (int64_t i = 0; i < count; i += LANES)
+        store(out + i, load(x + i, count - i) * scale * load(weight + i, count - i), count - i);
+}
+
+}  // namespace deepinfer

@@ -1,0 +1,57 @@
+"""The native set of ops, ready for `ops.table.build` over the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from deepinfer.backends.cpu import (
+    attention,
+    compressor,
+    embedding,
+    engram,
+    engram_rows,
+    hyper,
+    indexer,
+    layers,
+    moe,
+    projections,
+    tokens,
+)
+
+FUNCTIONS: tuple[Callable[..., Any], ...] = (
+    embedding.prepare_embedding,
+    embedding.embed,
+    embedding.prepare_head,
+    embedding.head,
+    hyper.prepare_hyper,
+    hyper.hyper_enter,
+    hyper.hyper_leave,
+    projections.prepare_attention,
+    projections.attention_inputs,
+    attention.attend,
+    attention.store_window,
+    projections.project_out,
+    compressor.prepare_compressor,
+    compressor.compress,
+    indexer.prepare_indexer,
+    indexer.select,
+    moe.prepare_router,
+    moe.route,
+    moe.prepare_experts,
+    moe.experts,
+    moe.prepare_shared_expert,
+    moe.shared_expert,
+    engram_rows.prepare_ngrams,
+    engram_rows.ngram_rows,
+    engram.prepare_engram,
+    engram.engram,
+    layers.prepare_layers,
+    layers.run_layers,
+    tokens.store_tokens,
+)
+
+
+def cpu_ops() -> dict[str, Callable[..., Any]]:
+    """Every native op by name."""
+    return {function.__name__: function for function in FUNCTIONS}

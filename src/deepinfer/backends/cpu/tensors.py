@@ -1,0 +1,31 @@
+"""Tensors on their way into native code: checked and dense; the C types of struct fields."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from deepinfer.ops.reference.shapes import expect
+
+POINTER, LONG, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+
+
+def dense(name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
+    """The tensor, contiguous; raises ShapeError unless it has this shape and dtype."""
+    if tensor.shape == shape and tensor.dtype is dtype and tensor.is_contiguous():
+        return tensor
+    expect(name, tensor, shape, dtype)
+    return tensor.contiguous()
+
+
+def rows_of(name: str, tensor: Tensor, columns: int) -> Tensor:
+    """A matrix [T, columns] float32 whose rows are dense, however far they are apart; raises ShapeError."""
+    expect(name, tensor, (None, columns), torch.float32)
+    return tensor if tensor.stride(1) == 1 or columns == 1 else tensor.contiguous()
+
+
+def numbers(tensor: Tensor) -> Tensor:
+    """A contiguous float32 copy or the tensor itself."""
+    return tensor.float().contiguous()

@@ -1,0 +1,155 @@
+"""A run of layers: what each of them holds, and the order in which it calls its ops.
+
+A layer is an optional engram, then an attention half and an expert half, on m residual streams. A
+backend may run whole layers as one op; `run_layers` here is what such an op must equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from deepinfer.ops.batch import TokenBatch
+from deepinfer.ops.values import Mix, Selection
+
+if TYPE_CHECKING:
+    from deepinfer.ops.table import Ops
+
+
+@dataclass(frozen=True)
+class LayerParts:
+    """What the prepare ops made of one layer's weights, None for parts that it lacks.
+
+    engram_place: which of the step's n-gram rows are its own. reads_entries: it attends to
+    compressed entries besides its window. keeps_candidates, uses_candidates: its selection sets the
+    candidate blocks of the layers after it, or is bound to those set before.
+    """
+
+    engram: Any
+    engram_place: int
+    attention_hyper: Any
+    attention: Any
+    compressor: Any
+    indexer: Any
+    expert_hyper: Any
+    router: Any
+    experts: Any
+    shared_expert: Any
+    reads_entries: bool
+    keeps_candidates: bool
+    uses_candidates: bool
+
+
+@dataclass(frozen=True)
+class LayerCaches:
+    """The cache views of one layer: its window ring, the pages of its KV source, its compressor's state."""
+
+    window: Tensor
+    pages: Tensor | None
+    index_pages: Tensor | None
+    state: Tensor | None
+
+
+@dataclass(frozen=True)
+class BoundLayer:
+    """A layer and the caches that it reads and writes."""
+
+    parts: LayerParts
+    caches: LayerCaches
+
+
+@dataclass(frozen=True)
+class LayerState:
+    """What a layer hands to the next: streams [T, m, H], pre [T, m] and the selection that may be reused."""
+
+    streams: Tensor
+    pre: Tensor
+    selection: Selection | None
+
+
+@dataclass(frozen=True)
+class LayerInputs:
+    """What all layers read: the batch, n-gram rows [engram layers, T, columns], is_image [T]; None = no such thing."""
+
+    batch: TokenBatch
+    ngram_rows: Tensor | None
+    is_image: Tensor | None
+
+
+@dataclass(frozen=True)
+class Entered:
+    """A layer between its two steps: the attention half's input x [T, H] and mix."""
+
+    streams: Tensor
+    x: Tensor
+    mix: Mix
+    selection: Selection | None
+
+
+def run_layers(ops: Ops, state: LayerState, inputs: LayerInputs, layers: Sequence[BoundLayer]) -> LayerState:
+    """One layer after the other."""
+    for layer in layers:
+        state = leave_layer(ops, layer, enter_layer(ops, layer, state, inputs), inputs)
+    return state
+
+
+def enter_layer(ops: Ops, layer: BoundLayer, state: LayerState, inputs: LayerInputs) -> Entered:
+    """Up to the compressor, which writes the global entries of every token that is here."""
+    parts, caches, streams = layer.parts, layer.caches, state.streams
+    if parts.engram is not None:
+        assert inputs.ngram_rows is not None
+        streams = ops.engram(streams, inputs.ngram_rows[parts.engram_place], inputs.is_image, parts.engram)
+    x, mix = ops.hyper_enter(streams, state.pre, parts.attention_hyper)
+    if parts.compressor is not None:
+        assert caches.pages is not None and caches.index_pages is not None
+        ops.compress(x, inputs.batch, parts.compressor, caches.state, caches.pages, caches.index_pages)
+    return Entered(streams, x, mix, state.selection)
+
+
+def leave_layer(ops: Ops, layer: BoundLayer, entered: Entered, inputs: LayerInputs) -> LayerState:
+    """The attention of the tokens that are still here, and the expert half."""
+    parts = layer.parts
+    output, selection = _attention(ops, layer, entered, inputs.batch)
+    streams = ops.hyper_leave(entered.streams, output, entered.mix)
+    x, mix = ops.hyper_enter(streams, entered.mix.pre, parts.expert_hyper)
+    chosen, share = ops.route(x, inputs.is_image, parts.router)
+    routed = ops.experts(x, chosen, share, parts.experts)
+    streams = ops.hyper_leave(streams, ops.shared_expert(x, routed, parts.shared_expert), mix)
+    return LayerState(streams, mix.pre, selection)
+
+
+def keep_tokens(
+    entered: Entered, inputs: LayerInputs, kept: Tensor | None, batch: TokenBatch
+) -> tuple[Entered, LayerInputs]:
+    """A layer's step and its inputs for the tokens `kept` [n] int64 alone, None = all; `batch` describes those."""
+    mix, selection, rows, is_image = entered.mix, entered.selection, inputs.ngram_rows, inputs.is_image
+    if kept is None:
+        return entered, LayerInputs(batch, rows, is_image)
+    if selection is not None:
+        candidates = selection.candidates
+        selection = Selection(selection.entries[kept], None if candidates is None else candidates[kept])
+    mix = Mix(mix.pre[kept], mix.post[kept], mix.comb[kept])
+    rows = None if rows is None else rows[:, kept]
+    is_image = None if is_image is None else is_image[kept]
+    return Entered(entered.streams[kept], entered.x[kept], mix, selection), LayerInputs(batch, rows, is_image)
+
+
+def _attention(ops: Ops, layer: BoundLayer, entered: Entered, batch: TokenBatch) -> tuple[Tensor, Selection | None]:
+    """x [T, H] -> output [T, H] and the selection that the layers after this one may reuse."""
+    parts, caches, x, selection = layer.parts, layer.caches, entered.x, entered.selection
+    low_rank, q, window_rows = ops.attention_inputs(x, batch.positions, parts.attention)
+    if parts.indexer is not None:
+        assert caches.index_pages is not None
+        known = selection.candidates if selection is not None else None
+        given = known if parts.uses_candidates else None
+        selection = ops.select(x, low_rank, batch, parts.indexer, caches.index_pages, given)
+        if not parts.keeps_candidates:
+            selection = replace(selection, candidates=known)
+    entries = selection.entries if selection is not None and parts.reads_entries else None
+    pages = caches.pages if entries is not None else None
+    attended = ops.attend(q, window_rows, batch, caches.window, pages, entries, parts.attention)
+    ops.store_window(window_rows, batch, caches.window)
+    return ops.project_out(attended, parts.attention), selection

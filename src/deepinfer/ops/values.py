@@ -1,0 +1,33 @@
+"""Values that one op hands to another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Mix:
+    """Hyper-connection weights of one half layer.
+
+    pre: [T, m] collapses the streams for the *next* half. post: [T, m] spreads this half's output.
+    comb: [T, m from, m to] mixes the streams. All float32.
+    """
+
+    pre: Tensor
+    post: Tensor
+    comb: Tensor
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Compressed entries that each token attends to.
+
+    entries: [T, n] int32 ascending, n <= top_k, -1 where there are fewer.
+    candidates: [T, c] int32 candidate blocks ascending, -1 where there are fewer; None before the
+        candidate source.
+    """
+
+    entries: Tensor
+    candidates: Tensor | None

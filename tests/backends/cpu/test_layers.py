@@ -1,0 +1,153 @@
+"""Whole layers in one native call against the same layers composed of ops."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from backends.cpu import family, pair
+from backends.cpu.family import MODELS
+from deepinfer.backends.cpu.ops import cpu_ops
+from deepinfer.cache.pools import CachePools
+from deepinfer.errors import ShapeError
+from deepinfer.model.v41.caches import cache_layout
+from deepinfer.model.v41.layer import layer_caches
+from deepinfer.model.v41.model import BoundModel, Model
+from deepinfer.ops.batch import ForwardBatch
+from deepinfer.ops.layers import BoundLayer, LayerInputs, LayerState
+from deepinfer.ops.reference.build import reference_ops
+from deepinfer.ops.table import Ops, build
+from model_configs import config
+from ops import world
+
+SLOTS, LENGTH = 3, 300
+
+
+@functools.cache
+def composed_ops() -> Ops:
+    native = {name: function for name, function in cpu_ops().items() if name not in ("prepare_layers", "run_layers")}
+    return build({"reference": reference_ops("fast"), "cpu": native})
+
+
+@functools.cache
+def model(name: str, is_whole: bool) -> Model:
+    return Model(config(name), pair.cpu() if is_whole else composed_ops(), family.weights(name))
+
+
+def bound(name: str, is_whole: bool) -> tuple[BoundModel, CachePools]:
+    layout = cache_layout(config(name))
+    pools = CachePools(layout, SLOTS * -(-LENGTH // layout.block_tokens), SLOTS, torch.device("cpu"))
+    return model(name, is_whole).bind(pools), pools
+
+
+def step(name: str, stretches: list[tuple[int, int, int]], decoder_starts: list[int] | None = None) -> ForwardBatch:
+    """Tokens of (slot, start, count), with those before their decoder start cut off at the boundary."""
+    block_tokens = config(name).block_tokens
+    columns = -(-LENGTH // block_tokens)
+    tables = {slot: [1 + (slot - 1) * columns + c for c in range(columns)] for slot in range(1, SLOTS + 1)}
+    batch = world.make_batch(stretches, tables=tables, block_tokens=block_tokens)
+    tokens = torch.cat([prompt(name, slot)[start : start + count] for slot, start, count in stretches])
+    decoder, kept = batch, None
+    if decoder_starts is not None:
+        later = [
+            (s, max(b, d), max(0, b + n - max(b, d))) for (s, b, n), d in zip(stretches, decoder_starts, strict=True)
+        ]
+        decoder = world.make_batch(later, tables=tables, window_starts=decoder_starts, block_tokens=block_tokens)
+        starts = torch.tensor(decoder_starts)[batch.rows.long()]
+        kept = (batch.positions >= starts).nonzero().squeeze(1)
+    return ForwardBatch(tokens, None, batch, decoder, kept, torch.arange(decoder.num_tokens))
+
+
+def prompt(name: str, slot: int) -> Tensor:
+    return family.integers(config(name).vocab_size - 1, LENGTH, seed=slot)
+
+
+STEPS = [
+    [(1, 0, 200), (2, 0, 1), (3, 0, 33)],
+    [(1, 200, 1), (2, 1, 1), (3, 33, 1)],
+    [(2, 2, 60), (1, 201, 1)],
+    [(1, 202, 1)],
+]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_and_caches_have_the_bits_of_the_composed_layers(name, threads):
+    (whole, whole_pools), (parts, parts_pools) = bound(name, True), bound(name, False)
+    with pair.threads(threads), torch.inference_mode():
+        for stretches in STEPS:
+            inputs = step(name, stretches)
+            assert torch.equal(whole.forward(inputs), parts.forward(step(name, stretches)))
+    assert torch.equal(whole_pools.blocks, parts_pools.blocks)
+    assert torch.equal(whole_pools.slots, parts_pools.slots)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_tokens_cut_off_at_the_boundary_change_no_bits(name):
+    (whole, whole_pools), (parts, parts_pools) = bound(name, True), bound(name, False)
+    first, starts = [(1, 0, 200), (2, 0, 9)], [150, 9]
+    with torch.inference_mode():
+        results = [one.forward(step(name, first, starts)) for one in (whole, parts)]
+        assert len(results[0]) == 50
+        assert torch.equal(*results)
+        assert torch.equal(*(one.forward(step(name, [(1, 200, 1)], [150])) for one in (whole, parts)))
+    assert torch.equal(whole_pools.blocks, parts_pools.blocks)
+    assert torch.equal(whole_pools.slots, parts_pools.slots)
+
+
+def test_a_step_without_tokens_gives_no_logits():
+    whole, _ = bound("nano", True)
+    with torch.inference_mode():
+        assert whole.forward(step("nano", [(1, 0, 0)])).shape == (0, config("nano").vocab_size)
+
+
+def some_layers() -> tuple[Ops, list[BoundLayer], LayerState, LayerInputs]:
+    ops, sizes = pair.cpu(), config("nano")
+    _, pools = bound("nano", True)
+    parts = model("nano", True).layers[2:4]
+    layers = [BoundLayer(part, layer_caches(plan, pools)) for part, plan in zip(parts, sizes.layers[2:4], strict=True)]
+    batch = step("nano", [(1, 0, 5)]).encoder
+    streams, pre = family.normal(5, sizes.num_streams, sizes.hidden_size), family.uniform(5, sizes.num_streams)
+    return ops, layers, LayerState(streams, pre, None), LayerInputs(batch, None, None)
+
+
+def test_what_was_handed_in_is_not_changed():
+    ops, layers, state, inputs = some_layers()
+    before = state.streams.clone(), state.pre.clone()
+    ops.run_layers(state, inputs, ops.prepare_layers(layers))
+    assert torch.equal(state.streams, before[0])
+    assert torch.equal(state.pre, before[1])
+
+
+def test_the_selection_of_the_last_index_source_is_handed_on():
+    ops, layers, state, inputs = some_layers()
+    whole = ops.run_layers(state, inputs, ops.prepare_layers(layers))
+    parts = composed_ops().run_layers(state, inputs, layers)
+    assert torch.equal(whole.selection.entries, parts.selection.entries)
+    assert whole.selection.candidates is parts.selection.candidates is None
+    again = LayerState(whole.streams, whole.pre, whole.selection)
+    reused = ops.run_layers(again, inputs, ops.prepare_layers(layers[1:]))
+    assert torch.equal(reused.selection.entries, whole.selection.entries)
+    assert torch.equal(reused.streams, composed_ops().run_layers(again, inputs, layers[1:]).streams)
+
+
+def test_no_layers_hand_the_state_on():
+    ops, _, state, inputs = some_layers()
+    assert ops.run_layers(state, inputs, ops.prepare_layers([])) is state
+
+
+def test_what_does_not_fit_is_refused():
+    ops, layers, state, inputs = some_layers()
+    prepared = ops.prepare_layers(layers)
+    for bad in (replace(state, streams=state.streams[:3]), replace(state, pre=state.pre.double())):
+        with pytest.raises(ShapeError):
+            ops.run_layers(bad, inputs, prepared)
+    short = replace(layers[0].caches, window=layers[0].caches.window[:, :9])
+    with pytest.raises(ShapeError, match="holds 9 positions"):
+        ops.prepare_layers([replace(layers[0], caches=short)])
+    with pytest.raises(ShapeError, match="pages"):
+        ops.prepare_layers([replace(layers[0], caches=replace(layers[0].caches, pages=None, index_pages=None))])
