@@ -150,14 +150,13 @@ def main() -> None:
     ops = build(sets)
     sources = [plan for plan in config.layers if plan.owns_index]
     layers = {"candidates" if plan.uses_candidates else f"ratio {plan.ratio}": plan for plan in reversed(sources)}
-    with torch.inference_mode():
-        for layer, plan in layers.items():
-            check(ops, reference, config, plan, weights)
-            for case, shape in CASES.items():
-                for name, call in calls_of(ops, config, plan, weights, make_batch(config, *shape)).items():
-                    if arguments.only in (None, name):
-                        least, median = measure(call, arguments.repeats)
-                        print(f"{layer:<12}{case:<16}{name:<14}{least:>12.1f}{median:>12.1f}", flush=True)
+    for layer, plan in layers.items():
+        check(ops, reference, config, plan, weights)
+        for case, shape in CASES.items():
+            for name, call in calls_of(ops, config, plan, weights, make_batch(config, *shape)).items():
+                if arguments.only in (None, name):
+                    least, median = measure(call, arguments.repeats)
+                    print(f"{layer:<12}{case:<16}{name:<14}{least:>12.1f}{median:>12.1f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -178,27 +178,26 @@ def main() -> None:
     limit = 0.5 if arguments.precision == "exact" else 0.1
     if arguments.backend == "cpu":
         native().set_num_threads(arguments.threads)
-    with torch.inference_mode():
-        model = Model(config, all_ops(arguments.precision, arguments.backend), weights)
-        timed = copy.copy(model)
-        timed.ops = timed_ops(arguments.precision, arguments.backend, clock)
-        for rows in (int(count) for count in arguments.rows.split(",")):
-            lines = measure(model, timed, clock, (rows, arguments.context), arguments.steps, limit)
-            case = {
-                "rows": rows,
-                "context": arguments.context,
-                "precision": arguments.precision,
-                "backend": arguments.backend,
-            } | _machine(device)
-            if arguments.json:
-                print(json.dumps(case | {"ops": lines}))
-                continue
-            print(", ".join(f"{name} {value}" for name, value in case.items()))
-            print(f"{'op':<18}{'calls':>7}{'us a call':>12}{'p90':>12}{'best':>12}{'us a step':>12}")
-            for name, line in lines.items():
-                cells = f"{line['call_us']:>12}{line['call_p90_us']:>12}{line['call_best_us']:>12}{line['step_us']:>12}"
-                print(f"{name:<18}{line['calls']:>7.4g}{cells}")
-            print()
+    model = Model(config, all_ops(arguments.precision, arguments.backend), weights)
+    timed = copy.copy(model)
+    timed.ops = timed_ops(arguments.precision, arguments.backend, clock)
+    for rows in (int(count) for count in arguments.rows.split(",")):
+        lines = measure(model, timed, clock, (rows, arguments.context), arguments.steps, limit)
+        case = {
+            "rows": rows,
+            "context": arguments.context,
+            "precision": arguments.precision,
+            "backend": arguments.backend,
+        } | _machine(device)
+        if arguments.json:
+            print(json.dumps(case | {"ops": lines}))
+            continue
+        print(", ".join(f"{name} {value}" for name, value in case.items()))
+        print(f"{'op':<18}{'calls':>7}{'us a call':>12}{'p90':>12}{'best':>12}{'us a step':>12}")
+        for name, line in lines.items():
+            cells = f"{line['call_us']:>12}{line['call_p90_us']:>12}{line['call_best_us']:>12}{line['step_us']:>12}"
+            print(f"{name:<18}{line['calls']:>7.4g}{cells}")
+        print()
 
 
 def _machine(device: torch.device) -> dict[str, object]:

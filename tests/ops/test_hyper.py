@@ -130,8 +130,11 @@ def test_a_head_that_stays_bf16_gives_the_same_logits(monkeypatch):
     assert torch.equal(ops.head(streams, pre, stored), wide)
 
 
-def test_embed_gives_the_rows_of_the_table():
+def test_embed_gives_every_stream_the_rows_of_the_table():
     ops, table = golden.ops("fast"), golden.weight("embed")
-    rows = ops.embed(torch.tensor([3, 0, 639, 3]), ops.prepare_embedding(table))
-    assert torch.equal(rows, table.value[[3, 0, 639, 3]].float())
-    assert ops.embed(torch.tensor([], dtype=torch.int32), table.value).shape == (0, 128)
+    embedding = ops.prepare_embedding(table, 3)
+    streams, pre = ops.embed(torch.tensor([3, 0, 639, 3]), embedding)
+    for stream in range(3):
+        assert torch.equal(streams[:, stream], table.value[[3, 0, 639, 3]].float())
+    assert pre.tolist() == [[1.0, 0.0, 0.0]] * 4
+    assert ops.embed(torch.tensor([], dtype=torch.int64), embedding)[0].shape == (0, 3, 128)

@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from deepinfer.messages import StepPlan
+from deepinfer.ops.reference.build import reference_ops
+from deepinfer.ops.table import build
 from deepinfer.runner.batch import BatchBuilder, logit_positions
 
 RING_LENGTH, BLOCK_TOKENS, WINDOW = 4, 8, 6
@@ -35,7 +37,7 @@ def plan(rows: list[dict[str, Any]], host: list[int], changes: list[tuple[int, i
 def builder() -> BatchBuilder:
     """Four slots of three blocks; ring entry [slot, place] holds 100 * slot + place."""
     ring = torch.arange(5).unsqueeze(1) * 100 + torch.arange(RING_LENGTH)
-    return BatchBuilder(4, 3, BLOCK_TOKENS, ring.int(), WINDOW)
+    return BatchBuilder(build({"reference": reference_ops("fast")}), 4, 3, BLOCK_TOKENS, ring.int(), WINDOW)
 
 
 MIXED = [

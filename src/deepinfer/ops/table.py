@@ -22,6 +22,7 @@ from torch import Tensor
 from deepinfer.ops import layers as composed
 from deepinfer.ops.batch import TokenBatch
 from deepinfer.ops.layers import BoundLayer, LayerInputs, LayerState
+from deepinfer.ops.values import Int32
 from deepinfer.ops.values import Mix as Mix
 from deepinfer.ops.values import Selection as Selection
 from deepinfer.ops.weights import (
@@ -49,12 +50,12 @@ class Ops:
 
     # -- embedding and head
 
-    def prepare_embedding(self, weight: Weight) -> Prepared:
+    def prepare_embedding(self, weight: Weight, num_streams: int) -> Prepared:
         """Pack the embedding table [V, H] bf16."""
         raise NotImplementedError
 
-    def embed(self, tokens: Tensor, embedding: Prepared) -> Tensor:
-        """tokens [T] int -> [T, H]."""
+    def embed(self, tokens: Tensor, embedding: Prepared) -> tuple[Tensor, Tensor]:
+        """tokens [T] int64 -> streams [T, m, H] of the first layer, all equal, and pre [T, m], stream 0 alone."""
         raise NotImplementedError
 
     def prepare_head(self, head: HeadWeights) -> Prepared:
@@ -213,7 +214,7 @@ class Ops:
     def ngram_rows(self, tokens: Tensor, batch: TokenBatch, ring: Tensor, ngrams: Prepared) -> Tensor:
         """Table rows of the n-grams that end at each token: [layers, T, columns] int64.
 
-        tokens [T] int. ring [slots, length] int32: the token at position p lies at p % length; read
+        tokens [T] int64. ring [slots, length] int32: the token at position p lies at p % length; read
         for positions before the row's start only. Look-back stops at the start of the sequence and
         at image tokens; from there on the pad id stands in.
         """
@@ -237,14 +238,33 @@ class Ops:
         """Pass the tokens through the layers, one after the other, and write their caches.
 
         What the other ops of this table give when `ops/layers.py` calls them one by one, which
-        is also what stands here where no backend offers more.
+        is also what stands here where no backend offers more. The state's tensors may be overwritten.
         """
         raise NotImplementedError
 
-    # -- tokens and sampling
+    # -- tokens and sampling; `slots` and `positions` [n] int32 are arrays on the host
+
+    def read_tokens(self, ring: Tensor, slots: Int32, positions: Int32) -> Tensor:
+        """Tokens [n] int64 at these positions of their slots in the token ring [slots, length] int32."""
+        raise NotImplementedError
+
+    def write_tokens(self, token_ids: Tensor, ring: Tensor, slots: Int32, positions: Int32) -> None:
+        """Put tokens [n] int64 there."""
+        raise NotImplementedError
+
+    def read_table(self, table: Tensor, slots: Int32, columns: int) -> Tensor:
+        """The first `columns` entries of these slots' lines [n, columns] of the block table [slots, ...] int32."""
+        raise NotImplementedError
 
     def store_tokens(self, tokens: Tensor, batch: TokenBatch, ring: Tensor) -> None:
         """Write each row's last `length` tokens into its slot's token ring [slots, length] int32."""
+        raise NotImplementedError
+
+    def best_tokens(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """The id [n] int64 of each row's largest logit, the lower of equal ones, and is_finite [n] bool.
+
+        logits [n, V] float32. A row that holds NaN or infinity, or no finite number, gives id 0 and is not finite.
+        """
         raise NotImplementedError
 
     def draw(self, logits: Tensor, temperature: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
@@ -272,7 +292,10 @@ PAIRS: Mapping[str, tuple[str, ...]] = {
     "prepare_layers": ("run_layers",),
 }
 OP_NAMES = tuple(name for name, value in vars(Ops).items() if inspect.isfunction(value) and not name.startswith("_"))
-OUTSIDE_LAYERS = ("embed", "head", "ngram_rows", "store_tokens", "draw", "prepare_layers", "run_layers")
+OUTSIDE_LAYERS = (
+    "embed", "head", "ngram_rows", "store_tokens", "read_tokens", "write_tokens", "read_table",
+    "best_tokens", "draw", "prepare_layers", "run_layers",
+)  # fmt: skip
 
 
 def build(layers: Mapping[str, Mapping[str, Callable[..., Any]]]) -> Ops:

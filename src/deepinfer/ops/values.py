@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
+
+Int32 = NDArray[np.int32]
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from deepinfer.messages import StepPlan
+from deepinfer.messages import Int32, StepPlan
 from deepinfer.ops.batch import ForwardBatch, TokenBatch
+from deepinfer.ops.table import Ops
 
 
 class BatchBuilder:
@@ -18,8 +19,10 @@ class BatchBuilder:
     step never copies a whole table from the host.
     """
 
-    def __init__(self, num_slots: int, max_columns: int, block_tokens: int, token_ring: Tensor, window: int):
+    def __init__(self, ops: Ops, num_slots: int, max_columns: int, block_tokens: int, token_ring: Tensor, window: int):
+        self._ops = ops
         self.device = token_ring.device
+        self._is_host = self.device.type == "cpu"
         self.block_tokens = block_tokens
         self.block_table = torch.zeros(num_slots + 1, max_columns, dtype=torch.int32, device=self.device)
         self.token_ring = token_ring  # [slots, length] int32
@@ -33,7 +36,7 @@ class BatchBuilder:
         offsets, rows, positions = self._places(plan, is_single)
         decoder_starts = plan.decoder_starts[rows]
         encoder = self._token_batch(plan, rows, positions, offsets, plan.starts, np.zeros_like(plan.starts))
-        tokens = self._tokens(plan, rows, encoder, is_single)
+        tokens = self._tokens(plan, rows, positions, is_single)
         is_decoder = positions >= decoder_starts
         decoder, decoder_tokens = encoder, None
         if not is_decoder.all():
@@ -50,6 +53,10 @@ class BatchBuilder:
             logit_tokens = self._int64(np.cumsum(is_decoder)[logit_positions(plan, offsets)] - 1)
         return ForwardBatch(tokens, None, encoder, decoder, decoder_tokens, logit_tokens)
 
+    def store(self, token_ids: Tensor, slots: Int32, positions: Int32) -> None:
+        """Leave new tokens [n] int64 where the next step looks for them."""
+        self._ops.write_tokens(token_ids, self.token_ring, slots, positions)
+
     def _places(
         self, plan: StepPlan, is_single: bool
     ) -> tuple[NDArray[np.integer], NDArray[np.integer], NDArray[np.integer]]:
@@ -65,10 +72,12 @@ class BatchBuilder:
             where = self._int64(plan.table_slots), self._int64(plan.table_columns)
             self.block_table[where] = self._int32(plan.table_blocks)
 
-    def _tokens(self, plan: StepPlan, rows: NDArray[np.integer], batch: TokenBatch, is_single: bool) -> Tensor:
+    def _tokens(
+        self, plan: StepPlan, rows: NDArray[np.integer], positions: NDArray[np.integer], is_single: bool
+    ) -> Tensor:
         """[tokens] int64: the host's for prefill rows, otherwise what the slot's ring holds."""
-        slots = batch.row_slots if is_single else batch.row_slots[batch.rows]
-        tokens = self.token_ring[slots, batch.positions % self.token_ring.shape[1]].long()
+        slots = plan.slots if is_single else plan.slots[rows]
+        tokens = self._ops.read_tokens(self.token_ring, slots, positions.astype(np.int32, copy=False))
         if len(plan.host_tokens):
             tokens[self._int64(np.flatnonzero(plan.is_prefill[rows]))] = self._int64(plan.host_tokens)
         return tokens
@@ -83,24 +92,27 @@ class BatchBuilder:
         window_starts: NDArray[np.int32],
     ) -> TokenBatch:
         max_position = int(positions.max(initial=-1))
-        slots = self._int32(plan.slots)
+        columns = max_position // self.block_tokens + 1
         return TokenBatch(
             positions=self._int32(positions),
             rows=self._int32(rows),
             row_offsets=self._int32(offsets),
             row_starts=self._int32(starts),
-            row_slots=slots,
-            block_table=self.block_table[:, : max_position // self.block_tokens + 1].index_select(0, slots),
+            row_slots=self._int32(plan.slots),
+            block_table=self._ops.read_table(self.block_table, plan.slots, columns),
             window_starts=self._int32(window_starts),
             block_tokens=self.block_tokens,
             max_position=max_position,
         )
 
     def _int32(self, values: NDArray[np.integer]) -> Tensor:
-        return torch.from_numpy(values.astype(np.int32, copy=False)).to(self.device)
+        return self._on_device(torch.from_numpy(values.astype(np.int32, copy=False)))
 
     def _int64(self, values: NDArray[np.integer]) -> Tensor:
-        return torch.from_numpy(values.astype(np.int64, copy=False)).to(self.device)
+        return self._on_device(torch.from_numpy(values.astype(np.int64, copy=False)))
+
+    def _on_device(self, values: Tensor) -> Tensor:
+        return values if self._is_host else values.to(self.device)  # even a `to` without work costs time
 
 
 def logit_positions(plan: StepPlan, offsets: NDArray[np.integer]) -> NDArray[np.int64]:

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from deepinfer import log
 from deepinfer.backends.null.runner import NullModel, NullRunner
 from deepinfer.backends.select import choose_device, load_ops
@@ -83,14 +81,13 @@ def build_runner(config: EngineConfig, folder: Path, eos_ids: Sequence[int] | No
     weights = load_module(architecture, "weights").ModelWeights(
         source, model_config, folder if has_tokenizer else None, device
     )
-    with torch.inference_mode():
-        model = load_module(architecture, "model").Model(model_config, ops, weights)
+    model = load_module(architecture, "model").Model(model_config, ops, weights)
     num_blocks = count_blocks(config.cache, layout, device, num_slots, max_model_len)
     check_memory(layout, num_blocks, num_slots, device)
     pools = CachePools(layout, num_blocks, num_slots, device)
     bound = model.bind(pools)
     num_columns = -(-max_model_len // layout.block_tokens)
-    builder = BatchBuilder(num_slots, num_columns, layout.block_tokens, bound.token_ring, bound.window)
+    builder = BatchBuilder(ops, num_slots, num_columns, layout.block_tokens, bound.token_ring, bound.window)
     logger.info(
         "loaded %s on %s in %.1f s: %d layers, %d cache blocks of %d tokens (%.1f MiB), %d slots (%.1f MiB)",
         folder.name, device, time.monotonic() - started, model_config.num_layers, num_blocks, layout.block_tokens,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from deepinfer.messages import Float32, Logprobs, StepPlan, StepResult
@@ -46,7 +47,6 @@ class Runner:
         """Run one step; blocks until its tokens are on the host."""
         return self.sample(self.forward(plan))
 
-    @torch.inference_mode()
     def forward(self, plan: StepPlan) -> Forwarded:
         """Compute the step's logits and cache entries."""
         started = time.monotonic()
@@ -54,33 +54,34 @@ class Runner:
             self.sampler.set_slot(setup.slot, setup.params)
         return Forwarded(plan, self.model.forward(self.builder.build(plan)), started)
 
-    @torch.inference_mode()
     def sample(self, forwarded: Forwarded) -> StepResult:
         """Draw the next tokens, leave them in the token rings for the next step, return them."""
-        plan, logits, ring = forwarded.plan, forwarded.logits, self.builder.token_ring
+        plan, logits = forwarded.plan, forwarded.logits
         slots, positions = plan.slots, plan.starts + plan.counts  # of the tokens to draw
         if not plan.samples.all():
             slots, positions = slots[plan.samples], positions[plan.samples]
         drawn = self.sampler.sample(logits[: len(slots)], slots, positions)
-        token_ids = drawn.token_ids.to(torch.int32)
-        places = torch.from_numpy(slots).to(ring.device), torch.from_numpy(positions % ring.shape[1]).to(ring.device)
-        ring.index_put_(places, token_ids)
+        self.builder.store(drawn.token_ids, slots, positions)
         logprobs = None
         if drawn.logprobs is not None:
-            values, ranks, top_ids, top_values = (part.cpu().numpy() for part in drawn.logprobs)
+            values, ranks, top_ids, top_values = map(_on_host, drawn.logprobs)
             logprobs = Logprobs(values, ranks.astype(np.int32), top_ids.astype(np.int32), top_values)
         return StepResult(
             step=plan.step,
-            token_ids=token_ids.cpu().numpy(),
-            is_finite=drawn.is_finite.cpu().numpy(),
+            token_ids=_on_host(drawn.token_ids).astype(np.int32),
+            is_finite=_on_host(drawn.is_finite),
             logprobs=logprobs,
             prompt_logits=_prompt_logits(plan, logits[len(slots) :]) if plan.wants_logits.any() else {},
             seconds=time.monotonic() - forwarded.started,
         )
 
 
+def _on_host(values: Tensor) -> NDArray[Any]:
+    return values.numpy() if values.is_cpu else values.cpu().numpy()  # even a `cpu` without work costs time
+
+
 def _prompt_logits(plan: StepPlan, logits: Tensor) -> dict[int, Float32]:
     rows = np.flatnonzero(plan.wants_logits).tolist()
     counts = plan.counts[rows].tolist()
     parts = torch.split(logits, counts) if rows else ()
-    return {row: part.cpu().numpy() for row, part in zip(rows, parts, strict=True)}
+    return {row: _on_host(part) for row, part in zip(rows, parts, strict=True)}

@@ -48,11 +48,9 @@ class Sampler:
         of the tokens to be drawn, on the host: with the seed they key the noise of the draw.
         """
         params = self._slots.rows(slots, logits.shape[1])
-        best, token_ids = logits.max(-1)  # the first of equal values
-        is_finite = best.isfinite()
+        token_ids, is_finite = self._ops.best_tokens(logits)
         if params.is_random.any():
-            token_ids = self._draw(logits, params, positions)
-        token_ids = token_ids.where(is_finite, 0)
+            token_ids = self._draw(logits, params, positions).where(is_finite, 0)
         return Sampled(token_ids, is_finite, model_logprobs(logits, token_ids, is_finite, params))
 
     def _draw(self, logits: Tensor, params: RowParams, positions: NDArray[np.int32]) -> Tensor:

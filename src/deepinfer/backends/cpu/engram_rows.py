@@ -5,12 +5,13 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from deepinfer.backends.cpu.batch import batch_address, read_cache
-from deepinfer.backends.cpu.library import native
-from deepinfer.backends.cpu.tensors import LONG, POINTER, dense
+from deepinfer.backends.cpu.library import short_native
+from deepinfer.backends.cpu.tensors import LONG, POINTER, dense, empty
 from deepinfer.errors import ShapeError
 from deepinfer.ops.batch import TokenBatch
 from deepinfer.ops.reference.shapes import expect, require
@@ -68,13 +69,13 @@ def ngram_rows(tokens: Tensor, batch: TokenBatch, ring: Tensor, ngrams: CpuNgram
 
     Raises ShapeError when a token is not in the vocabulary.
     """
-    tokens = dense("tokens", tokens.long(), (batch.num_tokens,), torch.int64)
+    tokens = dense("tokens", tokens, (batch.num_tokens,), torch.int64)
     expect("token ring", ring, (None, None))
     need = ngrams.span - 1
     require(ring.shape[1] >= need, f"the token ring holds {ring.shape[1]} tokens; it must hold {need}")
     layers, _, heads = ngrams.primes.shape
-    out = torch.empty(layers, batch.num_tokens, need * heads, dtype=torch.int64)
+    out = empty(layers, batch.num_tokens, need * heads, dtype=np.int64)
     address, _kept = read_cache("token ring", ring, 1, torch.int32)
-    if native().ngram_rows(ngrams.address, tokens.data_ptr(), batch_address(batch), address, out.data_ptr()):
+    if short_native().ngram_rows(ngrams.address, tokens.data_ptr(), batch_address(batch), address, out.data_ptr()):
         raise ShapeError(f"a token of this step or just before it is not one of {len(ngrams.token_map)} known ids")
     return out

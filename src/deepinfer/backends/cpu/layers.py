@@ -6,13 +6,14 @@ import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from deepinfer.backends.cpu.batch import batch_address, write_cache
 from deepinfer.backends.cpu.indexer import CpuIndexer
 from deepinfer.backends.cpu.library import native
-from deepinfer.backends.cpu.tensors import LONG, POINTER, dense
+from deepinfer.backends.cpu.tensors import LONG, POINTER, dense, empty
 from deepinfer.errors import ShapeError
 from deepinfer.ops.layers import BoundLayer, LayerInputs, LayerState
 from deepinfer.ops.reference.shapes import expect, require
@@ -87,22 +88,22 @@ def prepare_layers(layers: Sequence[BoundLayer]) -> CpuLayers:
 
 
 def run_layers(state: LayerState, inputs: LayerInputs, layers: CpuLayers) -> LayerState:
-    """Pass the tokens through the layers and write their caches."""
+    """Pass the tokens through the layers, in the state's own tensors where they are dense, and write their caches."""
     if not layers.layers:
         return state
     hyper, num_tokens = layers.layers[0].parts.attention_hyper, inputs.batch.num_tokens
-    streams = _copy("streams", state.streams, (num_tokens, hyper.num_streams, hyper.hidden))
-    pre = _copy("pre", state.pre, (num_tokens, hyper.num_streams))
+    streams = dense("streams", state.streams, (num_tokens, hyper.num_streams, hyper.hidden))
+    pre = dense("pre", state.pre, (num_tokens, hyper.num_streams))
     step, _step_tensors = _step_inputs(inputs)
     given, _given_tensors = _given(state.selection, num_tokens)
     entries = candidates = entries_address = candidates_address = None
     if state.selection is not None:
         entries, candidates = state.selection.entries, state.selection.candidates
     if layers.selects is not None:
-        entries = torch.empty(num_tokens, layers.selects.num_entries(inputs.batch), dtype=torch.int32)
+        entries = empty(num_tokens, layers.selects.num_entries(inputs.batch), dtype=np.int32)
         entries_address = entries.data_ptr()
     if layers.keeps is not None:
-        candidates = torch.empty(num_tokens, layers.keeps.num_kept(inputs.batch), dtype=torch.int32)
+        candidates = empty(num_tokens, layers.keeps.num_kept(inputs.batch), dtype=np.int32)
         candidates_address = candidates.data_ptr()
     if native().run_layers(
         layers.address, len(layers.layers), ctypes.addressof(step), ctypes.addressof(given),
@@ -110,12 +111,6 @@ def run_layers(state: LayerState, inputs: LayerInputs, layers: CpuLayers) -> Lay
     ):  # fmt: skip
         raise ShapeError("n-gram rows point outside of an engram table")
     return LayerState(streams, pre, None if entries is None else Selection(entries, candidates))
-
-
-def _copy(name: str, tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """A dense tensor to be changed in place."""
-    found = dense(name, tensor, shape)
-    return found.clone() if found is tensor else found
 
 
 def _step_inputs(inputs: LayerInputs) -> tuple[InputsStruct, list[Tensor]]:

@@ -1,24 +1,25 @@
 """The native library and the types of its functions.
 
-Calls release the GIL. Tensors go in as `data_ptr()`, prepared weights as the address of a C struct.
+Tensors go in as `data_ptr()`, prepared weights as the address of a C struct.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
-from typing import Any
+from typing import Any, TypeVar
 
 from deepinfer import log
 from deepinfer.backends.cpu.build import BuildError, library_file
 
+Library = TypeVar("Library", bound=ctypes.CDLL)
 POINTER, LONG, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
 # Result, then arguments. A LONG result is 0, or not when an index points outside of what it should.
 SIGNATURES: dict[str, tuple[Any, ...]] = {
     "set_num_threads": (None, LONG),
     "multiply": (None, POINTER, LONG, LONG, POINTER, POINTER),
-    "embed": (LONG, POINTER, LONG, POINTER, LONG, LONG, POINTER),
+    "embed": (LONG, POINTER, LONG, POINTER, LONG, LONG, LONG, POINTER, POINTER),
     "head": (None, POINTER, POINTER, POINTER, LONG, LONG, POINTER),
     "hyper_enter": (None, POINTER, POINTER, POINTER, LONG, POINTER, POINTER, POINTER, POINTER),
     "hyper_leave": (None, POINTER, POINTER, POINTER, POINTER, LONG, LONG, LONG, POINTER),
@@ -41,8 +42,21 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
 
 @functools.cache
 def native() -> ctypes.CDLL:
-    """The library, compiled if need be. Raises BuildError or OSError where that is not possible."""
-    library = ctypes.CDLL(str(library_file()))
+    """The library, compiled if need be; calls let go of the GIL. Raises BuildError or OSError if it cannot be had."""
+    return _typed(ctypes.CDLL(str(library_file())))
+
+
+@functools.cache
+def short_native() -> ctypes.PyDLL:
+    """The same library for calls that take a few microseconds and keep the GIL.
+
+    Whoever else waits for the GIL (planning, answers) holds it for longer than that; it is theirs while
+    layers run.
+    """
+    return _typed(ctypes.PyDLL(str(library_file())))
+
+
+def _typed(library: Library) -> Library:
     for name, (result, *arguments) in SIGNATURES.items():
         function = getattr(library, name)
         function.argtypes, function.restype = arguments, result

@@ -49,6 +49,10 @@ FUNCTIONS: tuple[Callable[..., Any], ...] = (
     layers.prepare_layers,
     layers.run_layers,
     tokens.store_tokens,
+    tokens.read_tokens,
+    tokens.write_tokens,
+    tokens.read_table,
+    tokens.best_tokens,
 )
 
 

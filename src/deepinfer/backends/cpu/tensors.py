@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,6 +25,11 @@ def rows_of(name: str, tensor: Tensor, columns: int) -> Tensor:
     """A matrix [T, columns] float32 whose rows are dense, however far they are apart; raises ShapeError."""
     expect(name, tensor, (None, columns), torch.float32)
     return tensor if tensor.stride(1) == 1 or columns == 1 else tensor.contiguous()
+
+
+def empty(*shape: int, dtype: type[np.generic] = np.float32) -> Tensor:
+    """Memory for a result. Unlike `torch.empty`, this does not let go of the GIL (see `short_native`)."""
+    return torch.from_numpy(np.empty(shape, dtype))
 
 
 def numbers(tensor: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ class Model:
 
     def __init__(self, config: ModelConfig, ops: Ops, weights: ModelWeights):
         self.config, self.ops = config, ops
-        self.embedding = ops.prepare_embedding(weights.embedding())
+        self.embedding = ops.prepare_embedding(weights.embedding(), config.num_streams)
         self.ngrams = ops.prepare_ngrams(weights.ngrams()) if config.engram is not None else None
         self.layers = [prepare_layer(plan, ops, weights) for plan in config.layers]
         self.head = ops.prepare_head(weights.head())
@@ -48,7 +48,6 @@ class BoundModel:
         self.layers_above = ops.prepare_layers(layers[boundary + 1 :])
         self.token_ring = pools.numbers("tokens", torch.int32).squeeze(-1)  # [slots, length]
         self.window = model.config.window
-        self.first_stream = torch.eye(1, model.config.num_streams, device=self.token_ring.device)
 
     def forward(self, inputs: ForwardBatch) -> Tensor:
         """Logits [logit tokens, vocab] float32; writes the step's entries into all caches.
@@ -61,19 +60,14 @@ class BoundModel:
         if model.ngrams is not None:
             ngram_rows = ops.ngram_rows(inputs.tokens, batch, self.token_ring, model.ngrams)
         ops.store_tokens(inputs.tokens, batch, self.token_ring)
-        state = self._initial_state(ops.embed(inputs.tokens, model.embedding))
-        shared = LayerInputs(batch, ngram_rows, inputs.is_image)
-        done = self._run_layers(state, shared, inputs)
+        state = LayerState(*ops.embed(inputs.tokens, model.embedding), None)
+        done = self._run_layers(state, LayerInputs(batch, ngram_rows, inputs.is_image), inputs)
         if done is None:
             return torch.zeros(0, model.config.vocab_size, device=inputs.tokens.device)
         streams, pre, chosen = done.streams, done.pre, inputs.logit_tokens
         if chosen is not None:
             streams, pre = streams[chosen], pre[chosen]
         return ops.head(streams, pre, model.head)
-
-    def _initial_state(self, x: Tensor) -> LayerState:
-        num_streams = self.model.config.num_streams
-        return LayerState(x.unsqueeze(1).expand(-1, num_streams, -1), self.first_stream.expand(len(x), -1), None)
 
     def _run_layers(self, state: LayerState, shared: LayerInputs, inputs: ForwardBatch) -> LayerState | None:
         """The decoder's tokens after all layers; None when there are none."""

@@ -47,6 +47,10 @@ FUNCTIONS: tuple[Callable[..., Any], ...] = (
     engram.prepare_engram,
     engram.engram,
     tokens.store_tokens,
+    tokens.read_tokens,
+    tokens.write_tokens,
+    tokens.read_table,
+    sample.best_tokens,
     sample.draw,
 )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -16,6 +17,14 @@ from deepinfer.ops.weights import HeadWeights, Weight
 
 
 @dataclass(frozen=True)
+class Embedding:
+    """The table [V, H] as it is stored, and the first weights of the streams [m]."""
+
+    table: Tensor
+    first_stream: Tensor
+
+
+@dataclass(frozen=True)
 class Head:
     """Final norm and output matrix."""
 
@@ -23,16 +32,17 @@ class Head:
     matrix: Linear
 
 
-def prepare_embedding(numerics: Numerics, weight: Weight) -> Tensor:
-    """The table as it is stored, [V, H] bf16."""
+def prepare_embedding(numerics: Numerics, weight: Weight, num_streams: int) -> Embedding:
+    """Keep the table as it is stored, [V, H] bf16."""
     expect("embedding", weight.value, (None, None))
-    return weight.value
+    return Embedding(weight.value, torch.eye(1, num_streams, device=weight.value.device)[0])
 
 
-def embed(numerics: Numerics, tokens: Tensor, embedding: Tensor) -> Tensor:
-    """tokens [T] int -> [T, H] float32."""
+def embed(numerics: Numerics, tokens: Tensor, embedding: Embedding) -> tuple[Tensor, Tensor]:
+    """tokens [T] int64 -> streams [T, m, H] float32, all equal, and pre [T, m], one-hot on stream 0."""
     expect("tokens", tokens, (None,))
-    return F.embedding(tokens.long(), embedding).float()
+    num_streams, x = len(embedding.first_stream), F.embedding(tokens, embedding.table).float()
+    return x.unsqueeze(1).expand(-1, num_streams, -1), embedding.first_stream.expand(len(tokens), -1)
 
 
 def prepare_head(numerics: Numerics, head: HeadWeights) -> Head:

@@ -19,6 +19,14 @@ MIX_1 = 0xBF58476D1CE4E5B9 - 2**64
 MIX_2 = 0x94D049BB133111EB - 2**64
 
 
+def best_tokens(numerics: Numerics, logits: Tensor) -> tuple[Tensor, Tensor]:
+    """The id [n] int64 of each row's largest logit, the lower of equal ones, and is_finite [n] bool; else id 0."""
+    expect("logits", logits, (None, None), torch.float32)
+    best, token_ids = logits.max(-1)  # the first of equal values; NaN is the largest
+    is_finite = best.isfinite()
+    return token_ids.where(is_finite, 0), is_finite
+
+
 def draw(numerics: Numerics, logits: Tensor, temperature: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
     """argmax(logits / temperature + noise) per row [n] int64, ties to the lower id; temperature 0: no noise.
 

@@ -21,16 +21,19 @@ struct NormedScratch;
 
 using namespace deepinfer;
 
-// table [vocabulary, hidden] bf16 -> out [tokens, hidden]. Returns 0, or 1 when a token has no row.
+// table [vocabulary, hidden] bf16 -> streams [tokens, num_streams, hidden], all equal, and pre [tokens, num_streams],
+// stream 0 alone. Returns 0, or 1 when a token has no row.
 EXPORT int64_t embed(const int64_t* tokens, int64_t count, const uint16_t* table, int64_t vocabulary, int64_t hidden,
-                     float* out) {
-    for (int64_t t = 0; t < count; ++t) {
+                     int64_t num_streams, float* streams, float* pre) {
+    for (int64_t t = 0; t < count; ++t, streams += num_streams * hidden, pre += num_streams) {
         if (tokens[t] < 0 || tokens[t] >= vocabulary) return 1;
         const uint16_t* row = table + tokens[t] * hidden;
         for (int64_t h = 0; h < hidden; ++h) {
             const uint32_t wide = static_cast<uint32_t>(row[h]) << 16;
-            std::memcpy(out + t * hidden + h, &wide, 4);
+            std::memcpy(streams + h, &wide, 4);
         }
+        for (int64_t i = 1; i < num_streams; ++i) std::copy_n(streams, hidden, streams + i * hidden);
+        for (int64_t i = 0; i < num_streams; ++i) pre[i] = i == 0 ? 1.0f : 0.0f;
     }
     return 0;
 }

@@ -20,6 +20,7 @@ constexpr int64_t ROUND_GRAIN = 16;          // rows of x that a thread rounds a
 
 struct XScratch;
 struct RoundedScratch;
+struct ReadyScratch;
 
 // Rows of x, dense up to `columns`, a whole number of blocks.
 struct Rows {
@@ -59,11 +60,11 @@ inline void add_blocks(const float* x, int64_t stride, int64_t start, Source sou
 template <int R, class Source>
 inline void add_columns(const float* x, int64_t stride, int64_t columns, Source source, const uint8_t* exponents,
                         float unit, Line (&total)[R]) {
-    constexpr int B = R == 1 ? 2 : 1;  // one row alone has too few sums to keep the multipliers busy
+    constexpr int B = R == 1 ? 4 : R == 2 ? 2 : 1;  // one row alone has too few sums to keep the multipliers busy
     int64_t start = 0;
     for (; start + B * BLOCK <= columns; start += B * BLOCK)
         add_blocks<R, B>(x, stride, start, source, exponents, unit, total);
-    if (start < columns) add_blocks<R, 1>(x, stride, start, source, exponents, unit, total);
+    for (; start < columns; start += BLOCK) add_blocks<R, 1>(x, stride, start, source, exponents, unit, total);
 }
 
 Line load_some(const float* from, int64_t count) {
@@ -117,14 +118,21 @@ Panel panel_at(const Matrix& matrix, int64_t number, int64_t columns) {
             matrix.exponents ? matrix.exponents + number * (columns / BLOCK) * PANEL : nullptr};
 }
 
+// Columns of a panel as floats with their scales. Those are powers of two, so a block's sum has the same bits as when it
+// is scaled as a whole (with scales from 2 ** -110 up).
 template <class Source>
-void decode(Source source, int64_t start, int64_t columns, float* to) {
-    for (int64_t column = 0; column < columns; column += Source::COLUMNS) {
-        Line lines[Source::COLUMNS];
-        source.get(start + column, lines);
-        for (int c = 0; c < Source::COLUMNS; ++c) {
-            for (int v = 0; v < VECS; ++v) lines[c].part[v] = lines[c].part[v] * (1.0f / Source::UNIT);
-            store_line(to + (column + c) * PANEL, lines[c]);
+void decode(Source source, const uint8_t* exponents, int64_t start, int64_t columns, float* to) {
+    for (int64_t block = 0; block < columns; block += BLOCK) {
+        Line scale;
+        for (int v = 0; v < VECS; ++v) scale.part[v] = splat(1.0f);
+        if (exponents) scale = scale_line(exponents + (start + block) / BLOCK * PANEL);
+        for (int64_t column = block; column < block + BLOCK; column += Source::COLUMNS) {
+            Line lines[Source::COLUMNS];
+            source.get(start + column, lines);
+            for (int c = 0; c < Source::COLUMNS; ++c) {
+                for (int v = 0; v < VECS; ++v) lines[c].part[v] = lines[c].part[v] * (1.0f / Source::UNIT) * scale.part[v];
+                store_line(to + (column + c) * PANEL, lines[c]);
+            }
         }
     }
 }
@@ -136,13 +144,12 @@ void panel_of_many(const Rows& x, const Panel& panel, Source source, Target to) 
     const int64_t num_tiles = (x.count + TILE_ROWS - 1) / TILE_ROWS;
     for (int64_t start = 0; start < x.columns; start += CHUNK) {
         const int64_t columns = std::min(CHUNK, x.columns - start);
-        decode(source, start, columns, decoded);
-        const uint8_t* exponents = panel.exponents ? panel.exponents + start / BLOCK * PANEL : nullptr;
+        decode(source, panel.exponents, start, columns, decoded);
         for (int64_t i = 0; i < num_tiles; ++i) {
             const int64_t row = i * x.count / num_tiles, end = (i + 1) * x.count / num_tiles;
             const Target part{to.out + row * to.stride, to.stride, to.count};
             tile_of<TILE_ROWS>(end - row, x.from + row * x.stride + start, x.stride, columns, FloatSource{decoded},
-                               exponents, 1.0f, part, start == 0);
+                               nullptr, 1.0f, part, start == 0);
         }
     }
 }
@@ -198,18 +205,33 @@ void gemm_panels(const float* x, int64_t num_rows, int64_t stride, const Matrix&
     }
 }
 
-void gemm(const float* x, int64_t num_rows, int64_t stride, const Matrix& matrix, float* out, int64_t out_stride) {
-    if (matrix.rounds) {
-        const int64_t columns = matrix.columns;
-        float* rounded = scratch<RoundedScratch>(num_rows * columns);
-        parallel(num_rows, ROUND_GRAIN, [=](int64_t first, int64_t last) {
-            for (int64_t row = first; row < last; ++row) round_fp8(x + row * stride, columns, rounded + row * columns);
+void gemm_all(const Product* products, int64_t count) {
+    Product* ready = scratch<ReadyScratch, Product>(count);
+    int64_t num_rounded = 0;
+    for (int64_t i = 0; i < count; ++i)
+        if (products[i].matrix->rounds) num_rounded += products[i].num_rows * products[i].matrix->columns;
+    float* rounded = scratch<RoundedScratch>(num_rounded);
+    for (int64_t i = 0; i < count; ++i) {
+        const Product& from = products[i];
+        ready[i] = from;
+        if (!from.matrix->rounds) continue;
+        const int64_t columns = from.matrix->columns;
+        parallel(from.num_rows, ROUND_GRAIN, [=](int64_t first, int64_t last) {
+            for (int64_t row = first; row < last; ++row)
+                round_fp8(from.x + row * from.stride, columns, rounded + row * columns);
         });
-        x = rounded, stride = columns;
+        ready[i].x = rounded, ready[i].stride = columns;
+        rounded += from.num_rows * columns;
     }
-    parallel(num_panels(matrix), 1, [&](int64_t first, int64_t last) {
-        gemm_panels(x, num_rows, stride, matrix, out, out_stride, first, last);
+    parallel(count ? num_panels(*products->matrix) : 0, 1, [=](int64_t first, int64_t last) {
+        for (const Product* one = ready; one < ready + count; ++one)
+            gemm_panels(one->x, one->num_rows, one->stride, *one->matrix, one->out, one->out_stride, first, last);
     });
+}
+
+void gemm(const float* x, int64_t num_rows, int64_t stride, const Matrix& matrix, float* out, int64_t out_stride) {
+    const Product product{x, num_rows, stride, &matrix, out, out_stride};
+    gemm_all(&product, 1);
 }
 
 }  // namespace deepinfer

@@ -34,6 +34,16 @@ struct Matrix {
 };
 
 // out[i][j] = sum over c of x[i][c] * matrix[j][c], for i < num_rows; strides in floats.
+struct Product {
+    const float* x;
+    int64_t num_rows, stride;
+    const Matrix* matrix;
+    float* out;
+    int64_t out_stride;
+};
+
+// Products with matrices of one size. A thread takes the same rows of every matrix each time.
+void gemm_all(const Product* products, int64_t count);
 void gemm(const float* x, int64_t num_rows, int64_t stride, const Matrix& matrix, float* out, int64_t out_stride);
 
 // The same on the calling thread alone, for callers that split their own work; x as it is, panels first .. last - 1.

@@ -14,7 +14,8 @@ namespace {
 
 constexpr int64_t MAX_STREAMS = 16;
 constexpr int64_t MAX_WIDTH = (2 + MAX_STREAMS) * MAX_STREAMS;
-constexpr int64_t GRAIN = 32;  // tokens
+constexpr int64_t GRAIN = 16;        // tokens a thread takes at least
+constexpr int64_t LEAVE_GRAIN = 8;
 
 struct Mixes {
     float *pre, *post, *comb;  // [tokens, m], [tokens, m], [tokens, m, m]
@@ -128,7 +129,7 @@ EXPORT void hyper_enter(const Hyper* hyper, const float* streams, const float* p
 EXPORT void hyper_leave(const float* streams, const float* output, const float* post, const float* comb,
                         int64_t tokens, int64_t num_streams, int64_t hidden, float* out) {
     const int64_t m = num_streams, size = m * hidden;
-    parallel(tokens, GRAIN, [=](int64_t first, int64_t last) {
+    parallel(tokens, LEAVE_GRAIN, [=](int64_t first, int64_t last) {
         for (int64_t t = first; t < last; ++t) {
             const auto one = m == 4 ? leave<4> : leave<0>;
             one(streams + t * size, output + t * hidden, m, hidden, post + t * m, comb + t * m * m, out + t * size);

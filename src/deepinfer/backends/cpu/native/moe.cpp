@@ -15,8 +15,9 @@
 namespace deepinfer {
 namespace {
 
-constexpr int64_t GRAIN = 64;   // tokens a thread takes at least
+constexpr int64_t GRAIN = 16;   // tokens a thread takes at least
 constexpr int64_t CHUNK = 128;  // rows whose hidden values are kept at a time
+constexpr int64_t SHARED_ROWS = 256;  // up to here all threads work on each expert
 
 struct ScoreScratch;
 struct InputScratch;
@@ -26,6 +27,9 @@ struct ShareScratch;
 struct OutputScratch;
 struct RoundedScratch;
 struct PairScratch;
+struct ProductScratch;
+struct FeedScratch;
+struct GateScratch;
 struct BeginScratch;
 struct NextScratch;
 struct PlaceScratch;
@@ -68,21 +72,37 @@ void choose(const Router& router, const float* scores, const float* bias, float*
     }
 }
 
-// out [rows, hidden] = down(swiglu(gate_up x) * share); share null = 1.
-void feed(const float* x, int64_t rows, int64_t stride, const Matrix& gate_up, const Matrix& down, float limit,
-          const float* share, float* out) {
-    const int64_t inner = down.columns;
-    float* both = scratch<InnerScratch>(std::min(rows, CHUNK) * 2 * inner);
-    float* hidden = scratch<HiddenScratch>(std::min(rows, CHUNK) * inner);
-    for (int64_t row = 0; row < rows; row += CHUNK) {
-        const int64_t count = std::min(CHUNK, rows - row);
-        gemm(x + row * stride, count, stride, gate_up, both, 2 * inner);
-        parallel(count, GRAIN, [=](int64_t first, int64_t last) {
-            for (int64_t i = first; i < last; ++i)
-                swiglu(both + i * 2 * inner, inner, limit, share ? share[row + i] : 1.0f, hidden + i * inner);
-        });
-        gemm(hidden, count, inner, down, out + row * down.rows, down.rows);
+// Rows of one expert: x [rows, width] -> out [rows, hidden]; share [rows], null = 1.
+struct Feed {
+    const Matrix *gate_up, *down;
+    const float* x;
+    int64_t rows, stride;
+    const float* share;
+    float* out;
+};
+
+// out = down(swiglu(gate_up x) * share) for experts of one size.
+void feed_all(const Feed* feeds, int64_t count, float limit) {
+    const int64_t inner = feeds->down->columns, hidden = feeds->down->rows;
+    int64_t rows = 0;
+    for (int64_t i = 0; i < count; ++i) rows += feeds[i].rows;
+    float* both = scratch<InnerScratch>(rows * 2 * inner);
+    float* kept = scratch<HiddenScratch>(rows * inner);
+    Product* products = scratch<ProductScratch, Product>(2 * count);
+    for (int64_t i = 0, row = 0; i < count; row += feeds[i++].rows) {
+        const Feed& one = feeds[i];
+        products[i] = {one.x, one.rows, one.stride, one.gate_up, both + row * 2 * inner, 2 * inner};
+        products[count + i] = {kept + row * inner, one.rows, inner, one.down, one.out, hidden};
     }
+    gemm_all(products, count);
+    for (int64_t i = 0, row = 0; i < count; row += feeds[i++].rows) {
+        const float* share = feeds[i].share;
+        parallel(feeds[i].rows, GRAIN, [=](int64_t first, int64_t last) {
+            for (int64_t r = first; r < last; ++r)
+                swiglu(both + (row + r) * 2 * inner, inner, limit, share ? share[r] : 1.0f, kept + (row + r) * inner);
+        });
+    }
+    gemm_all(products + count, count);
 }
 
 void add(float* to, const float* what, int64_t count) {
@@ -123,21 +143,29 @@ std::vector<Stretch> stretches_of(const Order& order, int64_t num_experts) {
     return stretches;
 }
 
-// outputs [pairs, hidden] of a stretch of sorted pairs.
-void feed_stretch(const Experts& experts, const Stretch& stretch, const Order& order, const float* x, int64_t stride,
-                  const float* share, int64_t k, float* outputs) {
-    Matrix gate_up = experts.gate_up[stretch.expert];
-    gate_up.rounds = 0;  // x is rounded already, once for all experts of a token
-    const Matrix& down = experts.down[stretch.expert];
-    const int64_t rows = stretch.last - stretch.first, width = gate_up.columns;
+// outputs [pairs, hidden] of stretches of sorted pairs; x is rounded already where the matrices want it, once for all
+// experts of a token.
+void feed_stretches(const Experts& experts, const Stretch* stretches, int64_t count, const Order& order, const float* x,
+                    int64_t stride, const float* share, int64_t k, float* outputs) {
+    const int64_t width = experts.gate_up->columns, hidden = experts.down->rows;
+    const int64_t begin = stretches[0].first, rows = stretches[count - 1].last - begin;
     float* inputs = scratch<InputScratch>(rows * width);
     float* shares = scratch<ShareScratch>(rows);
     for (int64_t i = 0; i < rows; ++i) {
-        const int64_t pair = order.pairs[stretch.first + i];
+        const int64_t pair = order.pairs[begin + i];
         std::copy_n(x + pair / k * stride, width, inputs + i * width);
         shares[i] = share[pair];
     }
-    feed(inputs, rows, width, gate_up, down, experts.limit, shares, outputs + stretch.first * down.rows);
+    Feed* feeds = scratch<FeedScratch, Feed>(count);
+    Matrix* gate_ups = scratch<GateScratch, Matrix>(count);
+    for (int64_t i = 0; i < count; ++i) {
+        const Stretch& one = stretches[i];
+        gate_ups[i] = experts.gate_up[one.expert];
+        gate_ups[i].rounds = 0;
+        feeds[i] = {&gate_ups[i], &experts.down[one.expert], inputs + (one.first - begin) * width,
+                    one.last - one.first, width, shares + one.first - begin, outputs + one.first * hidden};
+    }
+    feed_all(feeds, count, experts.limit);
 }
 
 }  // namespace
@@ -180,8 +208,13 @@ EXPORT int64_t experts(const Experts* experts, const float* x, int64_t stride, c
     }
     float* outputs = scratch<OutputScratch>(count * hidden);
     const auto stretches = stretches_of(order, num_experts);
-    parallel(static_cast<int64_t>(stretches.size()), 1, [&](int64_t begin, int64_t end) {
-        for (int64_t i = begin; i < end; ++i) feed_stretch(*experts, stretches[i], order, x, stride, share, k, outputs);
+    const auto feed = [&](int64_t begin, int64_t end) {
+        feed_stretches(*experts, &stretches[begin], end - begin, order, x, stride, share, k, outputs);
+    };
+    const auto num_stretches = static_cast<int64_t>(stretches.size());
+    if (count <= SHARED_ROWS && count > 0) feed(0, num_stretches);
+    else parallel(num_stretches, 1, [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) feed(i, i + 1);
     });
     int32_t* places = scratch<PlaceScratch, int32_t>(count);  // [tokens, k] of a token's outputs, ascending
     int32_t* found = scratch<FoundScratch, int32_t>(tokens);
@@ -203,7 +236,11 @@ EXPORT int64_t experts(const Experts* experts, const float* x, int64_t stride, c
 EXPORT void shared_expert(const Experts* expert, const float* x, int64_t stride, const float* routed, int64_t tokens,
                           float* out) {
     const int64_t hidden = expert->down->rows;
-    feed(x, tokens, stride, *expert->gate_up, *expert->down, expert->limit, nullptr, out);
+    for (int64_t t = 0; t < tokens; t += CHUNK) {
+        const Feed feed{expert->gate_up, expert->down, x + t * stride, std::min(CHUNK, tokens - t),
+                        stride,          nullptr,      out + t * hidden};
+        feed_all(&feed, 1, expert->limit);
+    }
     parallel(tokens, GRAIN, [=](int64_t first, int64_t last) {
         add(out + first * hidden, routed + first * hidden, (last - first) * hidden);
     });

@@ -18,6 +18,7 @@ constexpr int64_t CHUNK = 256;    // tokens between whose products nothing else 
 
 struct DownScratch;
 struct LowScratch;
+struct ProductScratch;
 
 void inputs(const Attention& attention, const float* x, int64_t stride, const int32_t* positions, int64_t tokens,
             float* low_rank, float* q, uint8_t* window_rows) {
@@ -62,11 +63,13 @@ EXPORT void project_out(const Attention* attention, const float* attended, int64
     const int64_t groups = attention->num_groups, width = attention->num_heads * attention->dim;
     const int64_t rank = attention->wo_a[0].rows, low_width = groups * rank;
     float* low = scratch<LowScratch>(std::min(tokens, CHUNK) * low_width);
+    Product* products = scratch<ProductScratch, Product>(groups);
     for (int64_t t = 0; t < tokens; t += CHUNK) {
         const int64_t count = std::min(CHUNK, tokens - t);
         for (int64_t g = 0; g < groups; ++g)
-            gemm(attended + t * width + g * (width / groups), count, width, attention->wo_a[g], low + g * rank,
-                 low_width);
+            products[g] = {attended + t * width + g * (width / groups), count, width, &attention->wo_a[g],
+                           low + g * rank, low_width};
+        gemm_all(products, groups);
         gemm(low, count, low_width, attention->wo_b, out + t * attention->wo_b.rows, attention->wo_b.rows);
     }
 }

@@ -36,9 +36,11 @@ bool spin_until(const Condition& is_done) {
     return false;
 }
 
-// Pieces of one piece of work at a time. `ticket_` counts down the pieces that nobody has taken yet, below a number
-// that changes with each work, so that a late thread cannot take a piece of something else. Whoever holds a piece
-// keeps its work alive, since the owner waits for all pieces. A thread that finds none soon goes to sleep.
+// One piece of work at a time, cut into pieces of which every thread has its share: the same one whenever the same
+// count comes, so that the weights it reads stay in its own caches. A thread that is done with its share takes from
+// the others'. `left_[i]` counts down the pieces of share i that nobody has taken yet, below a number that changes
+// with each work, so that a late thread cannot take a piece of something else. Whoever holds a piece keeps its work
+// alive, since the owner waits for all pieces. A thread that finds none soon goes to sleep.
 class Pool {
 public:
     void resize(int64_t num_threads) {
@@ -51,50 +53,64 @@ public:
         for (auto& helper : helpers_) helper.join();
         helpers_.clear();
         is_stopping_ = false;
-        for (int64_t i = 1; i < num_threads; ++i) helpers_.emplace_back([this] { help(); });
+        left_ = std::vector<Left>(std::max<int64_t>(num_threads, 1));
+        for (int64_t i = 1; i < num_threads; ++i) helpers_.emplace_back([this, i] { help(i); });
     }
 
     void run(int64_t count, int64_t grain, const Work& work) {
-        const int64_t grains = (count + grain - 1) / grain;
+        const int64_t grains = (count + grain - 1) / grain, shares = static_cast<int64_t>(left_.size());
         std::unique_lock<std::mutex> owner(owner_, std::defer_lock);
         if (grains < 2 || is_inside || !owner.try_lock() || helpers_.empty()) {
             if (count > 0) work(0, count);
             return;
         }
-        const int64_t most = (static_cast<int64_t>(helpers_.size()) + 1) * PIECES_PER_THREAD;
-        const int64_t pieces = std::min(grains, most);
+        const int64_t pieces = std::min(grains, shares * PIECES_PER_THREAD);
         work_ = &work, count_ = count, grain_ = grain, grains_ = grains, pieces_ = pieces;
         finished_.store(0, std::memory_order_relaxed);
-        ticket_.store((++number_ << 32) | static_cast<uint64_t>(pieces));
+        const uint64_t number = ++number_ << 32;
+        for (int64_t i = 0; i < shares; ++i)
+            left_[i].store(number | static_cast<uint64_t>(share_end(i) - share_end(i - 1)));
         if (sleepers_.load() > 0) {
             std::lock_guard<std::mutex> guard(sleep_);
             wake_.notify_all();
         }
-        take_pieces();
+        take_pieces(0);
         while (!spin_until([&] { return finished_.load(std::memory_order_acquire) == pieces; }))
             std::this_thread::yield();
     }
 
 private:
-    bool has_pieces() const { return static_cast<uint32_t>(ticket_.load()) > 0; }
+    struct alignas(64) Left : std::atomic<uint64_t> {};
 
-    void take_pieces() {
+    bool has_pieces() const {
+        return std::any_of(left_.begin(), left_.end(), [](const Left& left) { return uint32_t(left.load()) > 0; });
+    }
+
+    // The piece behind the last of share `i`.
+    int64_t share_end(int64_t i) const { return (i + 1) * pieces_ / static_cast<int64_t>(left_.size()); }
+
+    void take_pieces(int64_t mine) {
+        const auto shares = static_cast<int64_t>(left_.size());
         is_inside = true;
-        uint64_t ticket = ticket_.load();
-        while (static_cast<uint32_t>(ticket) > 0) {
-            if (!ticket_.compare_exchange_weak(ticket, ticket - 1)) continue;
-            const int64_t piece = static_cast<uint32_t>(ticket) - 1;
-            const int64_t begin = piece * grains_ / pieces_ * grain_, end = (piece + 1) * grains_ / pieces_ * grain_;
-            (*work_)(begin, std::min(end, count_));
-            finished_.fetch_add(1, std::memory_order_release);
-            ticket = ticket_.load();
-        }
+        for (int64_t i = 0; i < shares; ++i) take_share((mine + i) % shares);
         is_inside = false;
     }
 
-    void help() {
+    void take_share(int64_t i) {
+        uint64_t left = left_[i].load();
+        while (static_cast<uint32_t>(left) > 0) {
+            if (!left_[i].compare_exchange_weak(left, left - 1)) continue;
+            const int64_t piece = share_end(i) - static_cast<uint32_t>(left);
+            const int64_t begin = piece * grains_ / pieces_ * grain_, end = (piece + 1) * grains_ / pieces_ * grain_;
+            (*work_)(begin, std::min(end, count_));
+            finished_.fetch_add(1, std::memory_order_release);
+            left = left_[i].load();
+        }
+    }
+
+    void help(int64_t number) {
         for (;;) {
-            take_pieces();
+            take_pieces(number);
             if (spin_until([this] { return has_pieces(); })) continue;
             std::unique_lock<std::mutex> guard(sleep_);
             sleepers_.fetch_add(1);
@@ -111,7 +127,7 @@ private:
     const Work* work_ = nullptr;
     int64_t count_ = 0, grain_ = 1, grains_ = 0, pieces_ = 0;
     uint64_t number_ = 0;
-    std::atomic<uint64_t> ticket_{0};
+    std::vector<Left> left_;  // one a thread, the owner's first
     std::atomic<int64_t> finished_{0};
     std::mutex sleep_;  // guards is_stopping_ and the way into sleep
     std::condition_variable wake_;
