@@ -109,6 +109,7 @@ class StepResult:
     logprobs: Logprobs | None = None
     prompt_logits: dict[int, Float32] = field(default_factory=dict)  # row -> [counts[row], vocab]
     seconds: float = 0.0  # device side time of the step
+    op_seconds: dict[str, float] = field(default_factory=dict)  # by kind of op, if they are timed
 
 
 @dataclass(frozen=True, slots=True)

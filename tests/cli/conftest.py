@@ -10,7 +10,7 @@ def llm(monkeypatch):
     """The engine that every command opens in this test."""
     fake = FakeLLM()
     for name in COMMANDS:
-        monkeypatch.setattr(f"deepinfer.cli.{name}.open_llm", lambda args: fake)
+        monkeypatch.setattr(f"deepinfer.cli.{name}.open_llm", lambda args, **options: fake)
     return fake
 
 

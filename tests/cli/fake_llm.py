@@ -48,6 +48,10 @@ class FakeLLM:
             for prompt, one in zip(prompts, params_for(prompts, params), strict=True)
         ]
 
+    def stats(self):
+        """0.25 s of attention for each call so far, as if every prompt took as long."""
+        return SimpleNamespace(op_seconds={"attention": 0.25 * len(self.calls)} if self.calls else {})
+
     def chat(self, conversations, params=None, *, progress=None, **settings):
         self.calls.append(("chat", conversations, params, settings))
         if settings.get("effort") == "bad":

@@ -31,10 +31,23 @@ def test_bench_measures_every_shape_and_prints_json(llm, capsys):
         "decode_tokens_per_s": 4.0,
         "step_ms": 500.0,
     }
-    assert len(llm.calls) == 2 * 3  # shapes x (warm-up and repeats)
-    prompts = llm.calls[-1][1]
+    assert len(llm.calls) == 2 * 3 + 3  # shapes x (warm-up and repeats), then the runs with timed ops
+    prompts = llm.calls[5][1]
     assert [len(prompt) for prompt in prompts] == [8, 8]
     assert all(3 <= token < 128 for prompt in prompts for token in prompt)
+
+
+def test_bench_tells_the_time_of_each_kind_of_op_and_the_memory(llm, capsys, monkeypatch):
+    opened = []
+    monkeypatch.setattr("deepinfer.cli.bench.open_llm", lambda args, **options: opened.append(options) or llm)
+    words = ["bench", "--batch-sizes", "1", "--prompt-lengths", "8", "--output-length", "6", "--repeat", "1"]
+    assert main([*words, "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert opened == [{}, {"time_ops": True}]
+    times = result["op_times"]
+    assert times["prefill_ms"] == {"attention": 250.0} and times["step_ms"] == {"attention": 0.0}
+    assert [call[2].max_tokens for call in llm.calls[-3:]] == [1, 1, 6]
+    assert 2**24 < result["peak_memory_bytes"] < 2**40
 
 
 def test_bench_tables_have_one_line_a_case(llm, capsys):

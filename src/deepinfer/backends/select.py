@@ -10,6 +10,7 @@ from deepinfer.backends.cpu.ops import cpu_ops
 from deepinfer.config.engine import ModelOptions
 from deepinfer.errors import ConfigError
 from deepinfer.ops import table
+from deepinfer.ops.clock import OpClock
 from deepinfer.ops.reference.build import reference_ops
 
 logger = log.get(__name__)
@@ -32,8 +33,8 @@ def load_ops(options: ModelOptions) -> table.Ops:
     On a CPU the native ops stand in for the reference's where the precision lets the backend choose.
     Raises ConfigError when batch invariance is asked for and these ops do not promise it.
     """
-    sets = {"reference": reference_ops(options.precision)}
-    if options.precision == "fast" and choose_device(options).type == "cpu" and is_available():
+    sets, device = {"reference": reference_ops(options.precision)}, choose_device(options)
+    if options.precision == "fast" and device.type == "cpu" and is_available():
         native().set_num_threads(options.num_threads)
         sets["cpu"] = cpu_ops()
     if options.batch_invariant and "cpu" not in sets:
@@ -43,4 +44,4 @@ def load_ops(options: ModelOptions) -> table.Ops:
         )
     ops = table.build(sets)
     logger.info("ops: %s (precision %s)", ", ".join(sorted(set(ops.origin.values()))), options.precision)
-    return ops
+    return OpClock(device).around(ops) if options.time_ops else ops

@@ -4,7 +4,8 @@ Prompts are random token ids, new ones each time. Prefill: prompt tokens over th
 request of the batch has its first token. Decode: the median request's time per token after its
 first one; where the prompts of a batch need several steps, a few of those steps also carry prompt
 tokens. Every case warms up once, checks the number of tokens that came back, and reports the
-median of the repeats with their range.
+median of the repeats with their range. Then comes the time of each kind of op in one case, in an
+engine that runs them one by one behind a clock, and the most memory that the process held.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -77,11 +79,15 @@ def run(args: argparse.Namespace) -> int:
         cases = [
             measure(llm, *shape, args.output_length, args.repeat) for shape in progress(shapes, "bench", len(shapes))
         ]
-        setting = describe(llm)
+        setting, peak_bytes = describe(llm), peak_memory()
+    with open_llm(args, time_ops=True) as llm:
+        times = OpTimes(*shapes[0], *time_ops(llm, *shapes[0], args.output_length))
     if args.json:
-        print(json.dumps({"setting": setting, "cases": [asdict(case) for case in cases]}))
+        report = {"setting": setting, "cases": [asdict(case) for case in cases], "op_times": asdict(times)}
+        print(json.dumps(report | {"peak_memory_bytes": peak_bytes}))
     else:
         print(as_text(setting, cases))
+        print(f"\n{times}\n\npeak memory of the process: {peak_bytes / 2**20:.0f} MiB")
     return 0
 
 
@@ -106,6 +112,46 @@ def measure(llm: LLM, batch_size: int, prompt_length: int, output_length: int, r
         decode_tokens_per_s=Spread.of([batch_size / seconds for seconds in step_s]),
         step_ms=Spread.of([1e3 * seconds for seconds in step_s]),
     )
+
+
+@dataclass(frozen=True)
+class OpTimes:
+    """Milliseconds by kind of op for the prompts of one batch, and for each later step."""
+
+    batch_size: int
+    prompt_length: int
+    prefill_ms: dict[str, float]
+    step_ms: dict[str, float]
+
+    def __str__(self) -> str:
+        kinds = sorted(self.step_ms, key=lambda kind: -self.step_ms[kind])
+        head = f"{'kind of op':<20}{'prefill ms':>12}{'decode step ms':>16}   (batch {self.batch_size}, "
+        lines = [f"{kind:<20}{self.prefill_ms.get(kind, 0.0):>12.3f}{self.step_ms[kind]:>16.3f}" for kind in kinds]
+        return "\n".join([f"{head}prompt {self.prompt_length}, one by one)", *lines])
+
+
+def time_ops(
+    llm: LLM, batch_size: int, prompt_length: int, output_length: int
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Milliseconds by kind of op: of a run that ends with the first tokens, and of each step that a longer run adds."""
+    random = np.random.default_rng(0)
+    totals: list[dict[str, float]] = []
+    for num_tokens in (1, 1, output_length):  # the first one warms up
+        prompts = random.integers(FIRST_ORDINARY_TOKEN, llm.vocab_size, (batch_size, prompt_length)).tolist()
+        before = llm.stats().op_seconds
+        timed(llm, prompts, num_tokens)
+        after = llm.stats().op_seconds
+        totals.append({kind: 1e3 * (seconds - before.get(kind, 0.0)) for kind, seconds in after.items()})
+    _, prefill, whole = totals
+    return prefill, {kind: (whole[kind] - prefill.get(kind, 0.0)) / (output_length - 1) for kind in whole}
+
+
+def peak_memory() -> int:
+    """Bytes that this process held at most."""
+    import resource  # which not every system has
+
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def timed(llm: LLM, prompts: list[list[int]], num_tokens: int) -> tuple[list[float], list[float]]:

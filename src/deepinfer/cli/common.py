@@ -58,12 +58,12 @@ def merge_params(defaults: SamplingParams, *layers: Mapping[str, Any]) -> Sampli
     return SamplingParams.from_mapping(values)
 
 
-def open_llm(args: argparse.Namespace) -> LLM:
-    """The engine that the flags describe; torch is loaded here and not before."""
+def open_llm(args: argparse.Namespace, **options: Any) -> LLM:
+    """The engine that the flags describe, with `options` over them; torch is loaded here and not before."""
     from deepinfer.llm import LLM
 
     log.setup(args.log_level)
-    return LLM(**engine_options(args))
+    return LLM(**engine_options(args) | options)
 
 
 def read_text(path: str) -> str:

@@ -65,6 +65,7 @@ class ModelOptions:
         False, "refuse to run unless a request's logits never depend on the rest of the batch, bit for bit",
         variable="DEEPINFER_BATCH_INVARIANT",
     )  # fmt: skip
+    time_ops: bool = option(False, "measure the time of each kind of op, which slows the engine down")
 
     def __post_init__(self) -> None:
         _one_of(self, "load_format", ("auto", "dummy"))
@@ -74,7 +75,7 @@ class ModelOptions:
         _one_of(self, "decoder_replay", ("full", "bounded"))
         _at_least(self, "replay_keep_tokens", 1)
         _at_least(self, "max_model_len", 2)
-        for name in ("enforce_eager", "batch_invariant"):
+        for name in ("enforce_eager", "batch_invariant", "time_ops"):
             _true_or_false(self, name)
         if self.layers is not None and not _are_layers(self.layers):
             raise ConfigError(

@@ -33,6 +33,7 @@ class EngineCore:
         self._in_flight: deque[Future[StepResult]] = deque()
         self._num_steps = self._num_tokens = self._num_generated_tokens = 0
         self._device_seconds = 0.0
+        self._op_seconds: dict[str, float] = {}
         self._has_ended = False  # a request was ended from outside and its end not handed out
         self._device = DeviceThread(executor)
 
@@ -73,6 +74,8 @@ class EngineCore:
                 output = self.scheduler.update(result)
                 self._num_generated_tokens += len(output.token_ids)
                 self._device_seconds += result.seconds
+                for kind, seconds in result.op_seconds.items():
+                    self._op_seconds[kind] = self._op_seconds.get(kind, 0.0) + seconds
                 return output
             return StepOutput([], np.zeros(0, dtype=np.int32), finished=self.scheduler.take_finished())
 
@@ -84,6 +87,7 @@ class EngineCore:
                 num_tokens=self._num_tokens,
                 num_generated_tokens=self._num_generated_tokens,
                 device_seconds=self._device_seconds,
+                op_seconds=dict(self._op_seconds),
                 num_running=self.scheduler.num_running,
                 num_waiting=self.scheduler.num_waiting,
                 num_preemptions=self.scheduler.num_preemptions,

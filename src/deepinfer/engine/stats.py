@@ -12,12 +12,14 @@ class EngineStats:
     num_tokens: tokens that passed the model, prompts and answers, recomputed ones included.
     num_generated_tokens: tokens that requests received.
     device_seconds: time in which the device side worked on steps.
+    op_seconds: the part of it in each kind of op; empty unless `time_ops` is set.
     """
 
     num_steps: int
     num_tokens: int
     num_generated_tokens: int
     device_seconds: float
+    op_seconds: dict[str, float]
     num_running: int
     num_waiting: int
     num_preemptions: int

@@ -15,7 +15,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -39,6 +39,9 @@ from deepinfer.ops.weights import (
     Weight,
 )
 
+if TYPE_CHECKING:
+    from deepinfer.ops.clock import OpClock
+
 Prepared = Any  # what a prepare op returns; only the ops of its pair look inside
 
 
@@ -47,6 +50,7 @@ class Ops:
 
     def __init__(self) -> None:
         self.origin: dict[str, str] = {}
+        self.clock: OpClock | None = None  # where ops/clock.py collects their time
 
     # -- embedding and head
 
@@ -292,9 +296,10 @@ PAIRS: Mapping[str, tuple[str, ...]] = {
     "prepare_layers": ("run_layers",),
 }
 OP_NAMES = tuple(name for name, value in vars(Ops).items() if inspect.isfunction(value) and not name.startswith("_"))
+WHOLE_LAYERS = ("prepare_layers", "run_layers")
 OUTSIDE_LAYERS = (
     "embed", "head", "ngram_rows", "store_tokens", "read_tokens", "write_tokens", "read_table",
-    "best_tokens", "draw", "prepare_layers", "run_layers",
+    "best_tokens", "draw", *WHOLE_LAYERS,
 )  # fmt: skip
 
 

@@ -93,7 +93,7 @@ def build_runner(config: EngineConfig, folder: Path, eos_ids: Sequence[int] | No
         folder.name, device, time.monotonic() - started, model_config.num_layers, num_blocks, layout.block_tokens,
         pools.blocks.nbytes / 2**20, num_slots, pools.slots.nbytes / 2**20,
     )  # fmt: skip
-    return BuiltRunner(Runner(bound, builder, Sampler(ops, num_slots + 1)), num_blocks, *sizes)
+    return BuiltRunner(Runner(bound, builder, Sampler(ops, num_slots + 1), ops.clock), num_blocks, *sizes)
 
 
 def _checked_eos(eos_ids: Sequence[int], vocab_size: int) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from deepinfer.messages import Float32, Logprobs, StepPlan, StepResult
 from deepinfer.ops.batch import ForwardBatch
+from deepinfer.ops.clock import OpClock
 from deepinfer.runner.batch import BatchBuilder
 from deepinfer.sampling.sampler import Sampler
 
@@ -40,8 +41,8 @@ class Runner:
     `forward` and `sample` are two calls so that a host can fill token masks in between.
     """
 
-    def __init__(self, model: Model, builder: BatchBuilder, sampler: Sampler):
-        self.model, self.builder, self.sampler = model, builder, sampler
+    def __init__(self, model: Model, builder: BatchBuilder, sampler: Sampler, clock: OpClock | None = None):
+        self.model, self.builder, self.sampler, self.clock = model, builder, sampler, clock
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one step; blocks until its tokens are on the host."""
@@ -73,6 +74,7 @@ class Runner:
             logprobs=logprobs,
             prompt_logits=_prompt_logits(plan, logits[len(slots) :]) if plan.wants_logits.any() else {},
             seconds=time.monotonic() - forwarded.started,
+            op_seconds=self.clock.take() if self.clock is not None else {},
         )
 
 

@@ -1,0 +1,54 @@
+"""The clock around ops: same results, time in the right group."""
+
+import time
+
+import torch
+
+import goldens
+from deepinfer import LLM, SamplingParams
+from deepinfer.backends.cpu.ops import cpu_ops
+from deepinfer.ops.clock import GROUP_OF, OpClock
+from deepinfer.ops.reference.build import reference_ops
+from deepinfer.ops.table import OP_NAMES, WHOLE_LAYERS, build
+
+
+def test_every_op_that_runs_in_a_step_belongs_to_one_group():
+    assert sorted(GROUP_OF) == sorted(
+        name for name in OP_NAMES if not name.startswith("prepare") and name not in WHOLE_LAYERS
+    )
+
+
+def test_time_goes_to_the_group_of_the_op_and_is_handed_out_once():
+    reference = reference_ops("fast")
+
+    def slow(logits):
+        time.sleep(0.02)
+        return reference["best_tokens"](logits)
+
+    clock = OpClock(torch.device("cpu"))
+    ops = clock.around(build({"reference": reference, "slow": {"best_tokens": slow}}))
+    assert ops.clock is clock
+    for _ in range(2):
+        assert ops.best_tokens(torch.tensor([[1.0, 3.0, 2.0]]))[0].tolist() == [1]
+    taken = clock.take()
+    assert list(taken) == ["sampling"] and 0.04 <= taken["sampling"] < 1.0
+    assert clock.take() == {}
+
+
+def test_an_engine_with_timed_ops_answers_the_same_and_tells_their_time():
+    params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
+    answers = []
+    for time_ops in (False, True):
+        with LLM(goldens.CHECKPOINT, device="cpu", time_ops=time_ops) as llm:
+            answers.append(llm.generate([[5, 6, 7]], params)[0].token_ids)
+            stats = llm.stats()
+        assert bool(stats.op_seconds) is time_ops
+    assert answers[0] == answers[1]
+    assert {"attention", "experts", "hyper-connections", "head", "sampling"} <= set(stats.op_seconds)
+    assert 0 < sum(stats.op_seconds.values()) < stats.device_seconds
+
+
+def test_native_ops_run_one_by_one_behind_the_clock():
+    native = build({"reference": reference_ops("fast"), "cpu": cpu_ops()})
+    timed = OpClock(torch.device("cpu")).around(native)
+    assert native.origin["run_layers"] == "cpu" and timed.origin["run_layers"] == "composed"
