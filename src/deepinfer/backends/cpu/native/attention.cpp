@@ -1,9 +1,9 @@
 // Attention over the window and the selected compressed entries of each token.
 //
 // Heads lie side by side in the lanes of a vector wherever sums run over a key or over keys, so each head has its
-// own sums in one order: along the width for a score, from the first key to the last for a result. Keys are taken
-// BLOCK_KEYS at a time, with a running peak per head; the sink is where it starts. What a token gives depends on its
-// own keys only.
+// own sums in one order: along the width for a score, from the first key to the last for a result. The window, which
+// starts with the sink, and the compressed entries are two parts with sums of their own. Keys are taken BLOCK_KEYS at a
+// time, with a running peak per head. What a token gives depends on its own keys only.
 
 #include <algorithm>
 
@@ -19,6 +19,7 @@ namespace deepinfer {
 namespace {
 
 constexpr int64_t TILE_TOKENS = 32;  // tokens of a row that share their unpacked window
+constexpr int64_t SPLIT_TOKENS = 3;  // up to here the parts of a token are spread over the threads
 constexpr int64_t BLOCK_KEYS = 36;  // a multiple of KEYS
 constexpr int KEYS = 12;             // keys whose scores fill the registers
 constexpr int HEADS = 4;             // heads and
@@ -33,6 +34,8 @@ struct Layer {
 
 struct WindowKeys;
 struct EntryKeys;
+struct PartSums;
+struct SplitSums;
 
 struct Step {
     const Batch& batch;
@@ -45,41 +48,47 @@ struct Step {
     float* out;
 };
 
-// What one token has gathered so far; all [padded heads] but `q` [dim, padded heads] and `result` [heads, dim].
-struct Token {
-    float *q, *peak, *total, *decay, *shares, *result;
+// One token's query [dim, padded heads], scaled, and what a block of keys needs; a thread's own memory.
+struct Query {
+    float *q, *decay, *shares;
 
-    explicit Token(const Layer& layer) {
-        const int64_t heads = layer.padded_heads();
-        q = scratch<Token>(heads * (2 * layer.dim + 3 + BLOCK_KEYS));
-        result = q + heads * layer.dim;
-        shares = result + heads * layer.dim;
-        peak = shares + heads * BLOCK_KEYS;
-        total = peak + heads;
-        decay = total + heads;
-    }
-
-    void begin(const float* query, const Layer& layer) {
+    Query(const float* query, const Layer& layer) {
         const int64_t heads = layer.padded_heads();
         const float scale = 1.0f / std::sqrt(static_cast<float>(layer.dim));
+        q = scratch<Query>(heads * (layer.dim + 1 + BLOCK_KEYS));
+        decay = q + heads * layer.dim;
+        shares = decay + heads;
         std::fill(q, q + heads * layer.dim, 0.0f);
         for (int64_t head = 0; head < layer.heads; ++head)
             for (int64_t i = 0; i < layer.dim; ++i) q[i * heads + head] = query[head * layer.dim + i] * scale;
-        std::fill(result, result + layer.heads * layer.dim, 0.0f);
-        for (int64_t head = 0; head < heads; ++head) {
-            const float sink = head < layer.heads ? layer.sink[head] : 0.0f;
-            peak[head] = std::max(sink, -1e30f);
-            total[head] = sink > -1e30f ? 1.0f : 0.0f;
+    }
+};
+
+// What one token has gathered from some of its keys: peak and total [padded heads], result [heads, dim].
+struct Sums {
+    float *peak, *total, *result;
+
+    static int64_t size(const Layer& layer) { return layer.padded_heads() * (layer.dim + 2); }
+
+    Sums(float* memory, const Layer& layer)
+        : peak(memory), total(peak + layer.padded_heads()), result(total + layer.padded_heads()) {}
+
+    void begin(const Layer& layer, const float* sink) const {
+        for (int64_t head = 0; head < layer.padded_heads(); ++head) {
+            const float first = sink ? (head < layer.heads ? sink[head] : 0.0f) : -INFINITY;
+            peak[head] = std::max(first, -1e30f);
+            total[head] = first > -1e30f ? 1.0f : 0.0f;
         }
+        std::fill(result, result + layer.heads * layer.dim, 0.0f);
     }
 };
 
 // shares[k][head] = q . keys[k] for KEYS keys.
-void score_keys(const Token& token, const Layer& layer, const float* keys, float* shares) {
+void score_keys(const Query& query, const Layer& layer, const float* keys, float* shares) {
     const int64_t heads = layer.padded_heads(), dim = layer.dim;
     for (int64_t head = 0; head < heads; head += LANES) {
         Vec sums[KEYS] = {};
-        const float* q = token.q + head;
+        const float* q = query.q + head;
         for (int64_t i = 0; i < dim; ++i) {
             const Vec factors = load(q + i * heads);
             for (int k = 0; k < KEYS; ++k) sums[k] += keys[k * dim + i] * factors;
@@ -89,32 +98,32 @@ void score_keys(const Token& token, const Layer& layer, const float* keys, float
 }
 
 // Scores of `count` keys into shares, against the new peak.
-void update_shares(const Token& token, int64_t heads, int64_t count) {
+void update_shares(const Query& query, const Sums& sums, int64_t heads, int64_t count) {
     for (int64_t head = 0; head < heads; head += LANES) {
-        Vec peak = load(token.peak + head);
+        Vec peak = load(sums.peak + head);
         const Vec before = peak;
-        for (int64_t k = 0; k < count; ++k) peak = maximum(peak, load(token.shares + k * heads + head));
+        for (int64_t k = 0; k < count; ++k) peak = maximum(peak, load(query.shares + k * heads + head));
         const Vec decay = exponential(before - peak);
-        Vec total = load(token.total + head) * decay;
+        Vec total = load(sums.total + head) * decay;
         for (int64_t k = 0; k < count; ++k) {
-            const Vec share = exponential(load(token.shares + k * heads + head) - peak);
-            store(token.shares + k * heads + head, share);
+            const Vec share = exponential(load(query.shares + k * heads + head) - peak);
+            store(query.shares + k * heads + head, share);
             total += share;
         }
-        store(token.peak + head, peak);
-        store(token.decay + head, decay);
-        store(token.total + head, total);
+        store(sums.peak + head, peak);
+        store(query.decay + head, decay);
+        store(sums.total + head, total);
     }
 }
 
 // result[h] = result[h] * decay[h] + sum over keys of shares[k][h] * keys[k], on VECS * LANES of its numbers, for H heads.
 template <int H>
-void add_values(const Token& token, int64_t heads, int64_t dim, int64_t head, const float* keys, int64_t count,
+void add_values(const Query& query, int64_t heads, int64_t dim, int64_t head, const float* keys, int64_t count,
                 float* result) {
     Vec sums[H][VECS];
     for (int h = 0; h < H; ++h)
-        for (int v = 0; v < VECS; ++v) sums[h][v] = load(result + h * dim + v * LANES) * token.decay[head + h];
-    const float* shares = token.shares + head;
+        for (int v = 0; v < VECS; ++v) sums[h][v] = load(result + h * dim + v * LANES) * query.decay[head + h];
+    const float* shares = query.shares + head;
     for (int64_t k = 0; k < count; ++k, shares += heads, keys += dim)
         for (int v = 0; v < VECS; ++v) {
             const Vec values = load(keys + v * LANES);
@@ -125,25 +134,25 @@ void add_values(const Token& token, int64_t heads, int64_t dim, int64_t head, co
 }
 
 // Fold in `count` <= BLOCK_KEYS keys; up to KEYS - 1 rows behind them may be read and are ignored.
-void fold_block(const Token& token, const Layer& layer, const float* keys, int64_t count) {
+void fold_block(const Query& query, const Sums& sums, const Layer& layer, const float* keys, int64_t count) {
     const int64_t heads = layer.padded_heads(), dim = layer.dim;
-    for (int64_t k = 0; k < count; k += KEYS) score_keys(token, layer, keys + k * dim, token.shares + k * heads);
-    update_shares(token, heads, count);
+    for (int64_t k = 0; k < count; k += KEYS) score_keys(query, layer, keys + k * dim, query.shares + k * heads);
+    update_shares(query, sums, heads, count);
     int64_t head = 0;
     for (; head + HEADS <= layer.heads; head += HEADS)
         for (int64_t i = 0; i < dim; i += VECS * LANES)
-            add_values<HEADS>(token, heads, dim, head, keys + i, count, token.result + head * dim + i);
+            add_values<HEADS>(query, heads, dim, head, keys + i, count, sums.result + head * dim + i);
     for (; head < layer.heads; ++head)
         for (int64_t i = 0; i < dim; i += VECS * LANES)
-            add_values<1>(token, heads, dim, head, keys + i, count, token.result + head * dim + i);
+            add_values<1>(query, heads, dim, head, keys + i, count, sums.result + head * dim + i);
 }
 
-void fold_keys(const Token& token, const Layer& layer, const float* keys, int64_t count) {
+void fold_keys(const Query& query, const Sums& sums, const Layer& layer, const float* keys, int64_t count) {
     for (int64_t k = 0; k < count; k += BLOCK_KEYS)
-        fold_block(token, layer, keys + k * layer.dim, std::min(BLOCK_KEYS, count - k));
+        fold_block(query, sums, layer, keys + k * layer.dim, std::min(BLOCK_KEYS, count - k));
 }
 
-void fold_entries(const Token& token, const Layer& layer, const Step& step, int64_t row, const int32_t* entries,
+void fold_entries(const Query& query, const Sums& sums, const Layer& layer, const Step& step, int64_t row, const int32_t* entries,
                   float* keys) {
     const uint8_t* packed[BLOCK_KEYS];
     int64_t taken = 0;
@@ -156,17 +165,22 @@ void fold_entries(const Token& token, const Layer& layer, const Step& step, int6
             __builtin_prefetch(packed[count++] + step.pages->bytes - 1);
         }
         for (int64_t k = 0; k < count; ++k) unpack_compressed(packed[k], layer.dim, keys + k * layer.dim);
-        if (count) fold_block(token, layer, keys, count);
+        if (count) fold_block(query, sums, layer, keys, count);
     }
 }
 
-void finish(const Token& token, const Layer& layer, int64_t position, float* out) {
+// Both parts of a token brought together.
+void finish(const Sums& window, const Sums& entries, const Layer& layer, int64_t position, float* out) {
     const int64_t dim = layer.dim;
     Turn turn;
     set_turn(turn, static_cast<int32_t>(position), layer.frequencies, layer.pairs);
     for (int64_t head = 0; head < layer.heads; ++head, out += dim) {
-        const Vec share = splat(1.0f / token.total[head]);
-        for (int64_t i = 0; i < dim; i += LANES) store(out + i, load(token.result + head * dim + i) * share);
+        const float peak = std::max(window.peak[head], entries.peak[head]);
+        const float a = exponential(window.peak[head] - peak), b = exponential(entries.peak[head] - peak);
+        const float share = 1.0f / (window.total[head] * a + entries.total[head] * b);
+        const float *from = window.result + head * dim, *other = entries.result + head * dim;
+        for (int64_t i = 0; i < dim; i += LANES)
+            store(out + i, load(from + i) * (a * share) + load(other + i) * (b * share));
         rotate(out, dim, turn, true);
     }
 }
@@ -184,21 +198,58 @@ void unpack_window_keys(const Layer& layer, const Step& step, int64_t row, int64
     }
 }
 
+// The first position in a token's window.
+int64_t oldest_key(const Layer& layer, const Step& step, int64_t row, int64_t position) {
+    return std::max({position - layer.window + 1, int64_t{step.batch.window_starts[row]}, int64_t{0}});
+}
+
+// Both parts of every token of a tile, which share its unpacked window.
 void attend_tile(const Layer& layer, const Step& step, const Tile& tile) {
-    const int64_t dim = layer.dim, hidden = std::max<int64_t>(step.batch.window_starts[tile.row], 0);
-    const int64_t oldest = std::max(tile.position - layer.window + 1, hidden);
+    const int64_t dim = layer.dim, oldest = oldest_key(layer, step, tile.row, tile.position);
     const int64_t newest = tile.position + tile.last - tile.first - 1;
-    float* window = scratch<WindowKeys>((std::max<int64_t>(newest - oldest + 1, 0) + KEYS) * dim);
+    float* keys = scratch<WindowKeys>((std::max<int64_t>(newest - oldest + 1, 0) + KEYS) * dim);
     float* block = scratch<EntryKeys>((BLOCK_KEYS + KEYS) * dim);
-    unpack_window_keys(layer, step, tile.row, oldest, newest, window);
-    Token token(layer);
+    float* memory = scratch<PartSums>(2 * Sums::size(layer));
+    const Sums window(memory, layer), entries(memory + Sums::size(layer), layer);
+    unpack_window_keys(layer, step, tile.row, oldest, newest, keys);
     for (int64_t number = tile.first; number < tile.last; ++number) {
         const int64_t position = tile.position + number - tile.first;
-        const int64_t begin = std::max(position - layer.window + 1, hidden);
-        token.begin(step.q + number * layer.heads * dim, layer);
-        if (begin <= position) fold_keys(token, layer, window + (begin - oldest) * dim, position - begin + 1);
-        if (step.pages) fold_entries(token, layer, step, tile.row, step.entries + number * step.num_entries, block);
-        finish(token, layer, position, step.out + number * layer.heads * dim);
+        const int64_t begin = oldest_key(layer, step, tile.row, position);
+        const Query query(step.q + number * layer.heads * dim, layer);
+        window.begin(layer, layer.sink);
+        if (begin <= position) fold_keys(query, window, layer, keys + (begin - oldest) * dim, position - begin + 1);
+        entries.begin(layer, nullptr);
+        if (step.pages)
+            fold_entries(query, entries, layer, step, tile.row, step.entries + number * step.num_entries, block);
+        finish(window, entries, layer, position, step.out + number * layer.heads * dim);
+    }
+}
+
+// Tiles of one token each, whose parts are worked on side by side.
+void attend_split(const Layer& layer, const Step& step, const Tile* tiles, int64_t count) {
+    const int64_t size = Sums::size(layer), dim = layer.dim;
+    float* memory = scratch<SplitSums>(2 * count * size);
+    parallel(2 * count, 1, [=](int64_t first, int64_t last) {
+        for (int64_t i = first; i < last; ++i) {
+            const Tile& tile = tiles[i / 2];
+            const Sums sums(memory + i * size, layer);
+            const Query query(step.q + tile.first * layer.heads * dim, layer);
+            const int64_t oldest = oldest_key(layer, step, tile.row, tile.position);
+            const int64_t num_keys = std::max<int64_t>(tile.position - oldest + 1, 0);
+            sums.begin(layer, i % 2 ? nullptr : layer.sink);
+            if (i % 2 == 0) {
+                float* keys = scratch<WindowKeys>((num_keys + KEYS) * dim);
+                unpack_window_keys(layer, step, tile.row, oldest, tile.position, keys);
+                fold_keys(query, sums, layer, keys, num_keys);
+            } else if (step.pages) {
+                float* block = scratch<EntryKeys>((BLOCK_KEYS + KEYS) * dim);
+                fold_entries(query, sums, layer, step, tile.row, step.entries + tile.first * step.num_entries, block);
+            }
+        }
+    });
+    for (int64_t i = 0; i < count; ++i) {
+        const Sums window(memory + 2 * i * size, layer), entries(memory + (2 * i + 1) * size, layer);
+        finish(window, entries, layer, tiles[i].position, step.out + tiles[i].first * layer.heads * dim);
     }
 }
 
@@ -212,6 +263,10 @@ EXPORT void attend(const Batch* batch, const float* q, const uint8_t* window_row
                    const float* frequencies, int64_t heads, int64_t dim, int64_t window, int64_t pairs, float* out) {
     const Layer layer{sink, frequencies, heads, dim, window, pairs};
     const Step step{*batch, *ring, pages, window_rows, q, entries, num_entries, out};
+    if (batch->num_tokens <= SPLIT_TOKENS) {
+        const auto tiles = tiles_of(*batch, 1);
+        return attend_split(layer, step, tiles.data(), static_cast<int64_t>(tiles.size()));
+    }
     const auto tiles = tiles_of(*batch, TILE_TOKENS);
     parallel(static_cast<int64_t>(tiles.size()), 1, [&](int64_t begin, int64_t end) {
         for (int64_t i = begin; i < end; ++i) attend_tile(layer, step, tiles[i]);
