@@ -23,7 +23,7 @@ logger = log.get(__name__)
 SOURCES = Path(__file__).parent / "native"
 COMPILERS = ("c++", "g++", "clang++")
 FLAGS = (
-    "-std=c++17", "-O3", "-fPIC", "-pthread", "-fvisibility=hidden", "-fno-math-errno", "-ffp-contract=fast",
+    "-std=c++17", "-O3", "-fPIC", "-pthread", "-fvisibility=hidden", "-fno-math-errno", "-ffp-contract=off",
     "-Wno-psabi",
 )  # fmt: skip
 AVX2 = ("avx2", "fma", "f16c")

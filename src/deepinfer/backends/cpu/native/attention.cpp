@@ -91,7 +91,7 @@ void score_keys(const Query& query, const Layer& layer, const float* keys, float
         const float* q = query.q + head;
         for (int64_t i = 0; i < dim; ++i) {
             const Vec factors = load(q + i * heads);
-            for (int k = 0; k < KEYS; ++k) sums[k] += keys[k * dim + i] * factors;
+            for (int k = 0; k < KEYS; ++k) sums[k] = multiply_add(splat(keys[k * dim + i]), factors, sums[k]);
         }
         for (int k = 0; k < KEYS; ++k) store(shares + k * heads + head, sums[k]);
     }
@@ -127,7 +127,7 @@ void add_values(const Query& query, int64_t heads, int64_t dim, int64_t head, co
     for (int64_t k = 0; k < count; ++k, shares += heads, keys += dim)
         for (int v = 0; v < VECS; ++v) {
             const Vec values = load(keys + v * LANES);
-            for (int h = 0; h < H; ++h) sums[h][v] += shares[h] * values;
+            for (int h = 0; h < H; ++h) sums[h][v] = multiply_add(splat(shares[h]), values, sums[h][v]);
         }
     for (int h = 0; h < H; ++h)
         for (int v = 0; v < VECS; ++v) store(result + h * dim + v * LANES, sums[h][v]);

@@ -39,8 +39,9 @@ inline void add_blocks(const float* x, int64_t stride, int64_t start, Source sou
             source.get(column + b * BLOCK, weights);
             for (int c = 0; c < Source::COLUMNS; ++c) {
                 for (int r = 0; r < R; ++r) {
-                    const float factor = x[r * stride + column + b * BLOCK + c];
-                    for (int v = 0; v < VECS; ++v) part[b][r].part[v] += factor * weights[c].part[v];
+                    const Vec factor = splat(x[r * stride + column + b * BLOCK + c]);
+                    for (int v = 0; v < VECS; ++v)
+                        part[b][r].part[v] = multiply_add(factor, weights[c].part[v], part[b][r].part[v]);
                 }
             }
         }
@@ -51,7 +52,7 @@ inline void add_blocks(const float* x, int64_t stride, int64_t start, Source sou
         if (exponents) scale = scale_line(exponents + (start / BLOCK + b) * PANEL);
         for (int v = 0; v < VECS; ++v) {
             const Vec factor = scale.part[v] * unit;
-            for (int r = 0; r < R; ++r) total[r].part[v] += part[b][r].part[v] * factor;
+            for (int r = 0; r < R; ++r) total[r].part[v] = multiply_add(part[b][r].part[v], factor, total[r].part[v]);
         }
     }
 }

@@ -105,7 +105,7 @@ void leave(const float* streams, const float* output, int64_t num_streams, int64
         for (int64_t i = 0; i < m; ++i) old[i] = load(streams + i * hidden + h, hidden - h);
         for (int64_t j = 0; j < m; ++j) {
             Vec total = value * post[j];
-            for (int64_t i = 0; i < m; ++i) total += old[i] * comb[i * m + j];
+            for (int64_t i = 0; i < m; ++i) total = multiply_add(old[i], splat(comb[i * m + j]), total);
             store(out + j * hidden + h, total, hidden - h);
         }
     }

@@ -53,7 +53,7 @@ void panel_products(const float* q, int64_t dim, const float* panel, Vec (&sums)
     for (int64_t i = 0; i < dim; ++i)
         for (int v = 0; v < VECS; ++v) {
             const Vec keys = load(panel + i * PANEL_ROWS + v * LANES);
-            for (int h = 0; h < H; ++h) sums[h][v] += q[h * dim + i] * keys;
+            for (int h = 0; h < H; ++h) sums[h][v] = multiply_add(splat(q[h * dim + i]), keys, sums[h][v]);
         }
 }
 

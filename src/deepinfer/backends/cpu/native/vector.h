@@ -34,6 +34,21 @@ inline Vec bits(VecInt value) { return reinterpret_cast<Vec>(value); }
 inline VecInt bits(Vec value) { return reinterpret_cast<VecInt>(value); }
 inline VecInt splat_int(int32_t value) { return value - VecInt{}; }
 
+// a * b + c, rounded once where the processor can. The compiler is told (-ffp-contract=off) never to decide on its own:
+// it would do so in one place and not in another, and a row's bits would depend on how many rows there are.
+inline Vec multiply_add(Vec a, Vec b, Vec c) {
+#if defined(__AVX512F__)
+    return (Vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__AVX2__) && defined(__FMA__)
+    return (Vec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__FP_FAST_FMAF)
+    for (int i = 0; i < LANES; ++i) c[i] = __builtin_fmaf(a[i], b[i], c[i]);
+    return c;
+#else
+    return a * b + c;
+#endif
+}
+
 inline VecInt select_int(VecInt mask, VecInt yes, VecInt no) { return (mask & yes) | (~mask & no); }
 inline Vec select(VecInt mask, Vec yes, Vec no) { return bits(select_int(mask, bits(yes), bits(no))); }
 inline Vec maximum(Vec a, Vec b) { return select(a > b, a, b); }
@@ -66,15 +81,15 @@ inline Vec exponential(Vec x) {
     const VecInt is_tiny = x < low;
     const Vec clamped = minimum(select(is_tiny, low, x), high);
     const Vec magic = splat(12582912.0f);  // 1.5 * 2 ** 23: its sum with a number rounds the number to an integer
-    const Vec shifted = clamped * 1.44269504f + magic;
+    const Vec shifted = multiply_add(clamped, splat(1.44269504f), magic);
     const Vec n = shifted - magic;
-    const Vec r = (clamped - n * 0.693359375f) + n * 2.12194440e-4f;
-    Vec p = r * 1.9875691500e-4f + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    const Vec value = p * (r * r) + r + 1.0f;
+    const Vec r = multiply_add(n, splat(2.12194440e-4f), multiply_add(n, splat(-0.693359375f), clamped));
+    Vec p = multiply_add(r, splat(1.9875691500e-4f), splat(1.3981999507e-3f));
+    p = multiply_add(p, r, splat(8.3334519073e-3f));
+    p = multiply_add(p, r, splat(4.1665795894e-2f));
+    p = multiply_add(p, r, splat(1.6666665459e-1f));
+    p = multiply_add(p, r, splat(5.0000001201e-1f));
+    const Vec value = multiply_add(p, r * r, r) + 1.0f;
     const Vec scaled = bits(bits(value) + (bits(shifted) << 23));
     return select(is_tiny, Vec{}, select(x != x, x, scaled));
 }
@@ -102,8 +117,9 @@ inline float dot(const float* a, const float* b, int64_t count) {
     Vec total[4] = {};
     int64_t i = 0;
     for (; i + 4 * LANES <= count; i += 4 * LANES)
-        for (int j = 0; j < 4; ++j) total[j] += load(a + i + j * LANES) * load(b + i + j * LANES);
-    for (; i < count; i += LANES) total[0] += load(a + i, count - i) * load(b + i, count - i);
+        for (int j = 0; j < 4; ++j)
+            total[j] = multiply_add(load(a + i + j * LANES), load(b + i + j * LANES), total[j]);
+    for (; i < count; i += LANES) total[0] = multiply_add(load(a + i, count - i), load(b + i, count - i), total[0]);
     return sum((total[0] + total[1]) + (total[2] + total[3]));
 }
 
