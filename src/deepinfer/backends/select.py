@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 
-from deepinfer import log
+from deepinfer import env, log
 from deepinfer.backends.cpu.library import is_available, native
 from deepinfer.backends.cpu.ops import cpu_ops
-from deepinfer.config.engine import ModelOptions
+from deepinfer.config.engine import MAX_THREADS, ModelOptions
 from deepinfer.errors import ConfigError
 from deepinfer.ops import table
 from deepinfer.ops.clock import OpClock
 from deepinfer.ops.reference.build import reference_ops
 
 logger = log.get(__name__)
+MOST_THREADS = 4  # unless more are asked for
 
 
 def choose_device(options: ModelOptions) -> torch.device:
@@ -27,6 +30,18 @@ def choose_device(options: ModelOptions) -> torch.device:
     return torch.device("cuda" if has_cuda and options.device in ("cuda", "auto") else "cpu")
 
 
+def default_threads() -> int:
+    """What OMP_NUM_THREADS says, else the cores that this process may use, at most `MOST_THREADS`.
+
+    Planning and answers need some time as well, and a decode step gains little from more.
+    """
+    wanted = env.get("OMP_NUM_THREADS") or ""
+    if wanted.isdigit() and int(wanted) > 0:
+        return min(int(wanted), MAX_THREADS)
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(usable, MOST_THREADS)
+
+
 def load_ops(options: ModelOptions) -> table.Ops:
     """The op table of this configuration.
 
@@ -35,7 +50,7 @@ def load_ops(options: ModelOptions) -> table.Ops:
     """
     sets, device = {"reference": reference_ops(options.precision)}, choose_device(options)
     if options.precision == "fast" and device.type == "cpu" and is_available():
-        native().set_num_threads(options.num_threads)
+        native().set_num_threads(options.num_threads or default_threads())
         sets["cpu"] = cpu_ops()
     if options.batch_invariant and "cpu" not in sets:
         raise ConfigError(

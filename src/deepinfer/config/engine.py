@@ -17,6 +17,7 @@ from deepinfer.errors import ConfigError, shown
 Precision = Literal["exact", "float32", "fast"]
 DeviceName = Literal["auto", "cpu", "cuda", "null"]
 MAX_COUNT = 2**31 - 1  # counts, ids and positions are int32
+MAX_THREADS = 1024
 MAX_BYTES = 2**63 - 1
 LoadFormat = Literal["auto", "dummy"]
 ReplayMode = Literal["full", "bounded"]
@@ -49,9 +50,10 @@ class ModelOptions:
     device: DeviceName = option(
         "auto", "where the model runs; null computes nothing (engine tests)", variable="DEEPINFER_ACCELERATOR"
     )
-    num_threads: int = option(
-        1, "threads that compute on a CPU; they sleep between steps, and no result depends on their number"
-    )
+    num_threads: int | None = option(
+        None, "threads that compute on a CPU, one for each core up to 4 when not given (or OMP_NUM_THREADS); they sleep "
+        "between steps, and no result depends on their number",
+    )  # fmt: skip
     decoder_replay: ReplayMode = option(
         "full", "full: every prompt token passes every layer; bounded: only the last ones pass the decoder half",
         variable="DEEPINFER_YOCO_PREFILL_TRUNCATION_MODE",
@@ -71,7 +73,7 @@ class ModelOptions:
         _one_of(self, "load_format", ("auto", "dummy"))
         _one_of(self, "precision", ("exact", "float32", "fast"))
         _one_of(self, "device", ("auto", "cpu", "cuda", "null"))
-        _at_least(self, "num_threads", 1)
+        _at_least(self, "num_threads", 1, high=MAX_THREADS)
         _one_of(self, "decoder_replay", ("full", "bounded"))
         _at_least(self, "replay_keep_tokens", 1)
         _at_least(self, "max_model_len", 2)

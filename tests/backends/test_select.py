@@ -1,0 +1,31 @@
+"""How many threads compute when nobody says."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from deepinfer.backends.select import default_threads
+from deepinfer.config.engine import ModelOptions
+from deepinfer.errors import ConfigError
+
+
+@pytest.mark.parametrize(("cores", "expected"), [(1, 1), (3, 3), (64, 4)])
+def test_threads_are_the_usable_cores_up_to_four(monkeypatch, cores, expected):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(cores)))
+    assert default_threads() == expected
+
+
+@pytest.mark.parametrize(("text", "expected"), [("7", 7), ("9999999999", 1024), ("0", 2), ("4,2", 2), ("", 2)])
+def test_omp_num_threads_is_heeded_where_it_is_a_number(monkeypatch, text, expected):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
+    monkeypatch.setenv("OMP_NUM_THREADS", text)
+    assert default_threads() == expected
+
+
+@pytest.mark.parametrize("count", [0, 1025, 2.0])
+def test_numbers_of_threads_that_no_machine_has_are_refused(count):
+    with pytest.raises(ConfigError, match="num_threads"):
+        ModelOptions(num_threads=count)
