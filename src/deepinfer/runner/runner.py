@@ -11,25 +11,36 @@ import torch
 from torch import Tensor
 
 from deepinfer.messages import Float32, Logprobs, StepPlan, StepResult
-from deepinfer.ops.batch import ForwardBatch
+from deepinfer.ops.batch import ForwardBatch, Hidden
 from deepinfer.runner.batch import BatchBuilder
+from deepinfer.sampling.logprobs import TokenLogprobs, token_logprobs
 from deepinfer.sampling.sampler import Sampler
+
+PROMPT_PART = 256  # prompt tokens whose logits are on the device at a time
 
 
 class Model(Protocol):
     """A model bound to its caches, of whatever version."""
 
-    def forward(self, inputs: ForwardBatch) -> Tensor:
-        """Logits [len(inputs.logit_tokens), vocab] float32; writes the step's cache entries."""
+    def forward(self, inputs: ForwardBatch) -> Hidden:
+        """What `logits` reads, for the logit tokens in their order; writes the step's cache entries."""
+        ...
+
+    def logits(self, hidden: Hidden) -> Tensor:
+        """Logits [tokens, vocab] float32."""
         ...
 
 
 @dataclass(frozen=True)
 class Forwarded:
-    """A step between its two halves: logits are on the device, tokens are not drawn yet."""
+    """A step between its two halves: logits are on the device, tokens are not drawn yet.
+
+    hidden: first of the sampling rows, then of the prompt tokens that are scored.
+    """
 
     plan: StepPlan
-    logits: Tensor
+    hidden: Hidden
+    logits: Tensor  # [sampling rows, vocab]
     started: float
 
 
@@ -51,8 +62,10 @@ class Runner:
         """Compute the step's logits and cache entries."""
         started = time.monotonic()
         for setup in plan.setups:
-            self.sampler.set_slot(setup.slot, setup.params)
-        return Forwarded(plan, self.model.forward(self.builder.build(plan)), started)
+            self.sampler.set_slot(setup)
+        hidden = self.model.forward(self.builder.build(plan))
+        num_sampling = int(np.count_nonzero(plan.samples))
+        return Forwarded(plan, hidden, self.model.logits(hidden.part(0, num_sampling)), started)
 
     @torch.inference_mode()
     def sample(self, forwarded: Forwarded) -> StepResult:
@@ -61,26 +74,54 @@ class Runner:
         slots, positions = plan.slots, plan.starts + plan.counts  # of the tokens to draw
         if not plan.samples.all():
             slots, positions = slots[plan.samples], positions[plan.samples]
-        drawn = self.sampler.sample(logits[: len(slots)], slots, positions)
+        drawn = self.sampler.sample(logits, slots, positions)
+        self.sampler.observe(slots, drawn.token_ids)
         token_ids = drawn.token_ids.to(torch.int32)
         places = torch.from_numpy(slots).to(ring.device), torch.from_numpy(positions % ring.shape[1]).to(ring.device)
         ring.index_put_(places, token_ids)
-        logprobs = None
-        if drawn.logprobs is not None:
-            values, ranks, top_ids, top_values = (part.cpu().numpy() for part in drawn.logprobs)
-            logprobs = Logprobs(values, ranks.astype(np.int32), top_ids.astype(np.int32), top_values)
+        prompt_logits, start = self._prompt_logits(plan, forwarded.hidden, len(slots))
         return StepResult(
             step=plan.step,
             token_ids=token_ids.cpu().numpy(),
             is_finite=drawn.is_finite.cpu().numpy(),
-            logprobs=logprobs,
-            prompt_logits=_prompt_logits(plan, logits[len(slots) :]) if plan.wants_logits.any() else {},
+            has_choice=None if drawn.has_choice is None else drawn.has_choice.cpu().numpy(),
+            logprobs=None if drawn.logprobs is None else _on_host([drawn.logprobs]),
+            prompt_logits=prompt_logits,
+            prompt_logprobs=self._prompt_logprobs(plan, forwarded.hidden, start),
             seconds=time.monotonic() - forwarded.started,
         )
 
+    def _prompt_logits(self, plan: StepPlan, hidden: Hidden, start: int) -> tuple[dict[int, Float32], int]:
+        """Whole logits by row, of the tokens from `start` on, and the first token behind them."""
+        found = {}
+        for row in np.flatnonzero(plan.wants_logits).tolist():
+            end = start + int(plan.counts[row])
+            parts = [self.model.logits(hidden.part(first, last)) for first, last in _parts(start, end)]
+            found[row], start = np.concatenate([part.cpu().numpy() for part in parts]), end
+        return found, start
 
-def _prompt_logits(plan: StepPlan, logits: Tensor) -> dict[int, Float32]:
-    rows = np.flatnonzero(plan.wants_logits).tolist()
-    counts = plan.counts[rows].tolist()
-    parts = torch.split(logits, counts) if rows else ()
-    return {row: part.cpu().numpy() for row, part in zip(rows, parts, strict=True)}
+    def _prompt_logprobs(self, plan: StepPlan, hidden: Hidden, start: int) -> Logprobs | None:
+        """Lines of all scored prompt tokens; their whole logits stay on the device, a part at a time."""
+        if not len(plan.logprob_targets):
+            return None
+        slots, targets = np.repeat(plan.slots[plan.logprob_rows], plan.logprob_counts), plan.logprob_targets
+        token_ids = torch.from_numpy(targets.astype(np.int64)).to(self.builder.device)
+        num_top = self.sampler.num_prompt_logprobs(slots)
+        return _on_host(
+            [
+                token_logprobs(
+                    self.model.logits(hidden.part(start + first, start + end)), token_ids[first:end], num_top
+                )
+                for first, end in _parts(0, len(targets))
+            ]
+        )
+
+
+def _parts(start: int, end: int) -> list[tuple[int, int]]:
+    """start .. end - 1 in stretches of PROMPT_PART."""
+    return [(first, min(first + PROMPT_PART, end)) for first in range(start, end, PROMPT_PART)]
+
+
+def _on_host(parts: list[TokenLogprobs]) -> Logprobs:
+    values, ranks, top_ids, top_values = (torch.cat(column).cpu().numpy() for column in zip(*parts, strict=True))
+    return Logprobs(values, ranks, top_ids, top_values)

@@ -9,7 +9,7 @@ from deepinfer.cache.pools import CachePools
 from deepinfer.model.v41.config import ModelConfig
 from deepinfer.model.v41.layer import layer_caches, prepare_layer
 from deepinfer.model.v41.weights import ModelWeights
-from deepinfer.ops.batch import ForwardBatch
+from deepinfer.ops.batch import ForwardBatch, Hidden
 from deepinfer.ops.layers import BoundLayer, LayerInputs, LayerState, enter_layer, keep_tokens, leave_layer
 from deepinfer.ops.table import Ops
 
@@ -50,8 +50,8 @@ class BoundModel:
         self.window = model.config.window
         self.first_stream = torch.eye(1, model.config.num_streams, device=self.token_ring.device)
 
-    def forward(self, inputs: ForwardBatch) -> Tensor:
-        """Logits [logit tokens, vocab] float32; writes the step's entries into all caches.
+    def forward(self, inputs: ForwardBatch) -> Hidden:
+        """What `logits` reads, for the logit tokens; writes the step's entries into all caches.
 
         Every token passes the layers below the boundary and the boundary layer's compressor. What
         lies above reads global entries that are complete by then and the window vectors of its
@@ -64,12 +64,14 @@ class BoundModel:
         state = self._initial_state(ops.embed(inputs.tokens, model.embedding))
         shared = LayerInputs(batch, ngram_rows, inputs.is_image)
         done = self._run_layers(state, shared, inputs)
-        if done is None:
-            return torch.zeros(0, model.config.vocab_size, device=inputs.tokens.device)
-        streams, pre, chosen = done.streams, done.pre, inputs.logit_tokens
-        if chosen is not None:
-            streams, pre = streams[chosen], pre[chosen]
-        return ops.head(streams, pre, model.head)
+        if done is None:  # no token reached the head
+            return Hidden(state.streams[:0], state.pre[:0])
+        chosen = inputs.logit_tokens
+        return Hidden(done.streams, done.pre) if chosen is None else Hidden(done.streams[chosen], done.pre[chosen])
+
+    def logits(self, hidden: Hidden) -> Tensor:
+        """Logits [tokens, vocab] float32."""
+        return self.model.ops.head(hidden.streams, hidden.pre, self.model.head)
 
     def _initial_state(self, x: Tensor) -> LayerState:
         num_streams = self.model.config.num_streams
