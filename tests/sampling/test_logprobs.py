@@ -3,8 +3,8 @@ import math
 import numpy as np
 import torch
 
-from deepinfer.sampling.logprobs import drawn_logprobs
 from deepinfer.messages import SlotSetup
+from deepinfer.sampling.logprobs import drawn_logprobs
 from deepinfer.sampling.params import SamplingParams
 from deepinfer.sampling.slot_params import SlotParams
 

@@ -10,13 +10,14 @@ from deepinfer.messages import TokenSequences
 from deepinfer.sampling.params import MAX_BAD_WORD_TOKENS
 
 
-def bad_word_ids(words: Sequence[str], tokenizer: Tokenizer | NoTokenizer) -> TokenSequences:
+def bad_word_ids(words: Sequence[str], tokenizer: Tokenizer | NoTokenizer, vocab_size: int) -> TokenSequences:
     """The sequences to exclude, in order and without repeats.
 
     A sequence that only puts tokens before another one of the same text is left out: whoever
     completes it completes the other. Spellings of a text in other tokens than the tokenizer's own
     are not covered.
-    Raises RequestError for a text of too many tokens, or without a tokenizer.
+    Raises RequestError for a text of too many tokens or none, or with one that the model does not
+    have, and without a tokenizer.
     """
     found: dict[tuple[int, ...], None] = {}
     for word in words:
@@ -27,6 +28,8 @@ def bad_word_ids(words: Sequence[str], tokenizer: Tokenizer | NoTokenizer) -> To
             raise RequestError(
                 f"bad_words holds {shown(word)}, which has {longest} tokens; at most {MAX_BAD_WORD_TOKENS} are taken"
             )
+        if not plain or max(plain + spaced) >= vocab_size:
+            raise RequestError(f"bad_words holds {shown(word)}, which this model cannot write; leave it out")
         found[plain] = None
         if spaced[-len(plain) :] != plain:
             found[spaced] = None

@@ -76,7 +76,7 @@ class RequestBuilder:
             arrival=time.monotonic(),
             priority=_priority(priority),
             wants_prompt_logits=wants_prompt_logits,
-            bad_word_ids=bad_word_ids(params.bad_words, self.tokenizer),
+            bad_word_ids=bad_word_ids(params.bad_words, self.tokenizer, self.vocab_size),
         )
 
     def _token_ids(self, prompt: Prompt) -> Int32:

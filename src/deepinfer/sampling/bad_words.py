@@ -82,7 +82,8 @@ class BadWords(Stage):
         rows, lines, words = prepared
         newest = self._newest.tensor[lines]
         is_complete = ((words.beginnings == ANY) | (words.beginnings == newest)).all(-1)
-        change = torch.where(is_complete, EXCLUDED, 0.0)  # added, as one token may be the last of several sequences
+        # Added, not put: one token may be the last of several sequences.
+        change = logits.new_zeros(len(rows)).masked_fill(is_complete, EXCLUDED)
         return logits.index_put((rows, words.last), change, accumulate=True)
 
 
