@@ -16,7 +16,7 @@ from deepinfer.sampling.sampler import Sampler
 from sampling.reference import EXCLUDED, Row
 
 VOCAB, NUM_SLOTS, EOS = 16, 6, (0,)
-CPU = torch.device("cpu")
+DEVICES = ["cpu", *["cuda"] * torch.cuda.is_available()]
 CHOICES = {
     "temperature": (0.0, 0.5, 1.0, 3.0),
     "min_tokens": (0, 0, 3, 9),
@@ -30,8 +30,9 @@ CHOICES = {
 BAD_WORDS = ((), (), ((3,),), ((1, 2), (1, 5), (2,)), ((5, 5, 5), (8, 1)))
 
 
-def sampler() -> Sampler:
-    return Sampler(table.build({"reference": reference_ops("float32")}), NUM_SLOTS + 1, VOCAB, EOS, CPU)
+def sampler(device: str = "cpu") -> Sampler:
+    ops = table.build({"reference": reference_ops("float32")})
+    return Sampler(ops, NUM_SLOTS + 1, VOCAB, EOS, torch.device(device))
 
 
 def setup_of(slot: int, row: Row) -> SlotSetup:
@@ -57,10 +58,11 @@ def check_row(row: Row, logits: list[float], token: int, ids: list[int], values:
         assert expected[token] == pytest.approx(max(expected), abs=1e-4)
 
 
+@pytest.mark.parametrize("where", DEVICES)
 @pytest.mark.parametrize("seed", range(8))
-def test_rows_of_changing_batches_are_those_of_the_reference(seed: int) -> None:
+def test_rows_of_changing_batches_are_those_of_the_reference(seed: int, where: str) -> None:
     draw = np.random.default_rng(seed)
-    device, rows = sampler(), {}
+    device, rows = sampler(where), {}
     for _ in range(60):
         for slot in range(1, NUM_SLOTS + 1):
             event = draw.random()
@@ -70,7 +72,7 @@ def test_rows_of_changing_batches_are_those_of_the_reference(seed: int) -> None:
             elif event < 0.1:  # preempted, and admitted again with what is known by now
                 device.set_slot(setup_of(slot, rows[slot]))
         slots = draw.permutation(NUM_SLOTS)[: draw.integers(1, NUM_SLOTS + 1)].astype(np.int32) + 1
-        logits = torch.from_numpy(draw.normal(0, 2, (len(slots), VOCAB)).astype(np.float32))
+        logits = torch.from_numpy(draw.normal(0, 2, (len(slots), VOCAB)).astype(np.float32)).to(where)
         positions = np.array([len(rows[slot].prompt) + len(rows[slot].answer) for slot in slots], dtype=np.int32)
         result = device.sample(logits, slots, positions)
         device.observe(slots, result.token_ids)
