@@ -41,9 +41,20 @@ CHOICES: dict[str, list[Any]] = {
 }
 
 
+CHANGES = {
+    "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "allowed_token_ids", "bad_words",
+    "min_tokens",
+}  # fmt: skip
+
+
+# A few tokens come again and again, and all of the likeliest are looked at.
+STUTTER = {"logit_bias": {9: 9.0, 12: 8.5, 99: 8.0}, "logprobs": 20, "logprobs_mode": "processed"}
+
+
 def cases() -> list[SamplingParams]:
-    """Every value alone, then combinations of up to six parameters."""
+    """Every value alone, those that change logits also with what is drawn from, then up to six parameters together."""
     values = [{name: value} for name, choices in CHOICES.items() for value in choices]
+    values += [{**STUTTER, **value} for value in values if set(value) & CHANGES]
     draw = np.random.default_rng(6)
     for _ in range(50):
         names = draw.choice(list(CHOICES), draw.integers(2, 7), replace=False)
@@ -135,7 +146,7 @@ def test_every_answer_is_what_the_reference_makes_of_the_model_s_logits(llm: LLM
                     [one for one in best if one > -np.inf], abs=1e-3
                 )
                 num_processed += is_processed
-    assert num_greedy > 20 and num_processed > 3, "the cases do not cover what they are for"
+    assert num_greedy > 20 and num_processed > 30, "the cases do not cover what they are for"
 
 
 # -- what each does to an answer
