@@ -21,6 +21,7 @@ class Answer:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     logit_positions: list[int] = field(default_factory=list)
+    prompt_logprobs: list[float] = field(default_factory=list)
     finished: Finished | None = None
 
 
@@ -101,6 +102,9 @@ class NullEngine:
         for name, start, logits in output.prompt_logits:
             assert logits.shape[1] == self.model.vocab_size and logits[0, 0] == start
             self.answers[name].logit_positions += logits[:, -1].astype(int).tolist()
+        for name, start, lines in output.prompt_logprobs:
+            assert start == 1 + len(self.answers[name].prompt_logprobs), f"{name} misses prompt tokens"
+            self.answers[name].prompt_logprobs += lines.values.tolist()
         self.take_ends(output.finished)
         return output
 

@@ -119,6 +119,10 @@ def filled_caches(model: Model, rows: int, context: int, device: torch.device) -
     return bound, tokens[:, context:]
 
 
+def logits(bound: BoundModel, inputs: ForwardBatch) -> Tensor:
+    return bound.logits(bound.forward(inputs))
+
+
 def measure(
     model: Model, timed: Model, clock: Clock, shape: tuple[int, int], steps: int, limit: float
 ) -> dict[str, Any]:
@@ -126,23 +130,23 @@ def measure(
     rows, context = shape
     bound, tokens = filled_caches(model, rows, context, clock.device)
     by_op, _ = filled_caches(timed, rows, context, clock.device)
-    together = bound.forward(decode_batch(model.config, tokens, context))  # the same step again writes the same bytes
+    together = logits(bound, decode_batch(model.config, tokens, context))  # the same step again writes the same bytes
     for row in range(0, rows, 13):
-        alone = bound.forward(decode_batch(model.config, tokens[row : row + 1], context, row))[0]
+        alone = logits(bound, decode_batch(model.config, tokens[row : row + 1], context, row))[0]
         error = float((alone - together[row]).norm() / alone.norm())
         assert error < limit, f"row {row} alone differs by {error:.1e}"
     whole = []
     for _ in range(steps):
         inputs = decode_batch(model.config, tokens, context)
         start = time.perf_counter()
-        bound.forward(inputs)
+        logits(bound, inputs)
         clock.wait()
         whole.append(time.perf_counter() - start)
     clock.seconds.clear()
     for _ in range(steps):
         inputs = decode_batch(model.config, tokens, context)
         clock.is_on = True
-        by_op.forward(inputs)
+        logits(by_op, inputs)
         clock.is_on = False
     lines = {name: _line(seconds, len(seconds) / steps) for name, seconds in clock.seconds.items()}
     return dict(sorted(lines.items(), key=lambda item: -item[1]["step_us"])) | {"step": _line(whole, 1)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from queue import Empty
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -46,6 +46,13 @@ class Call:
         self._taken.append(taken)
         return taken
 
+    def take_ids(self, count: int, request_id: str | None = None) -> list[str]:
+        """Ids for so many answers to one prompt; the first is the one that the caller knows."""
+        taken = self.take_id(request_id)
+        more = self._ids.take_more(taken, count - 1)
+        self._taken += more
+        return [taken, *more]
+
     def submit(self, stream: RequestStream) -> None:
         """Queue the stream's request. Raises RequestError when it is refused."""
         request_id = stream.request.request_id
@@ -68,23 +75,27 @@ class Call:
                 stream.add_line(output, line)
                 if stream.wants_stop:
                     self._client.finish(request_id, "stop")
+        for request_id, start, logprobs in output.prompt_logprobs:
+            if (stream := self._running.get(request_id)) is not None:
+                stream.add_prompt_lines(start, logprobs)
         for ended in output.finished:
             if (stream := self._running.pop(ended.request_id, None)) is not None:
                 stream.finish(ended)
         return output
 
-    def deltas(self, stream: RequestStream) -> Iterator[OutputDelta]:
-        """Submit one stream and give its pieces as they come."""
-        self.submit(stream)
-        while not stream.is_finished:
+    def deltas(self, streams: Sequence[RequestStream]) -> Iterator[OutputDelta]:
+        """Submit the answers to one prompt and give their pieces as they come."""
+        for stream in streams:
+            self.submit(stream)
+        while self._running:
             self.wait()
-            delta = stream.take()
-            if delta is not None:
-                yield delta
+            for stream in streams:
+                if (delta := stream.take()) is not None:
+                    yield delta
 
-    def chat_deltas(self, stream: ChatStream) -> Iterator[ChatDelta]:
-        """The same for a chat answer."""
-        for delta in self.deltas(stream):
+    def chat_deltas(self, streams: Sequence[ChatStream]) -> Iterator[ChatDelta]:
+        """The same for chat answers."""
+        for delta in self.deltas(streams):
             assert isinstance(delta, ChatDelta)
             yield delta
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from numbers import Number
 from pathlib import Path
@@ -14,19 +12,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tqdm import tqdm
 
 from deepinfer import env
+from deepinfer.answers import Answers, Start
 from deepinfer.call import Call
 from deepinfer.checkpoint import hub
 from deepinfer.config.variables import engine_config
 from deepinfer.engine.launch import launch
 from deepinfer.engine.stats import EngineStats
-from deepinfer.errors import QueueFullError, RequestError
+from deepinfer.errors import RequestError
 from deepinfer.frontend.defaults import default_params
 from deepinfer.frontend.outputs import ChatDelta, ChatOutput, OutputDelta, RequestOutput
 from deepinfer.frontend.prompt import Prompt, RequestBuilder
 from deepinfer.frontend.request_ids import RequestIds
+from deepinfer.frontend.samples import split_samples
 from deepinfer.frontend.stream import RequestStream
 from deepinfer.frontend.tokenizer import NoTokenizer, Tokenizer
 from deepinfer.sampling.params import SamplingParams
@@ -36,8 +35,6 @@ if TYPE_CHECKING:
     from deepinfer.frontend.chat_stream import ChatStream
 
 Params = SamplingParams | Sequence[SamplingParams] | None
-Start = Callable[[Any, SamplingParams, str], RequestStream]
-QUEUE_POLL_SECONDS = 0.005
 
 
 class LLM:
@@ -80,7 +77,7 @@ class LLM:
         priority: int = 0,
         progress: bool | None = None,
     ) -> list[RequestOutput]:
-        """Continue prompts: one output per prompt, in their order.
+        """Continue prompts: one output per prompt, in their order; with `n` above 1, see `RequestOutput.more`.
 
         prompts: one or a list of: a text; token ids; {"prompt": text}; {"prompt_token_ids": ids}.
         params: for all, or one for each; None = `default_params`.
@@ -92,9 +89,8 @@ class LLM:
         is_one = isinstance(prompts, str | bytes | Mapping) or not _is_list_of_prompts(prompts)
         items: list[Any] = [prompts] if is_one else list(prompts)
 
-        def start(prompt: Prompt, chosen: SamplingParams, request_id: str) -> RequestStream:
-            request = self._builder.build(prompt, chosen, request_id=request_id, priority=priority)
-            return RequestStream(request, self.tokenizer)
+        def start(prompt: Prompt, chosen: SamplingParams, request_ids: list[str]) -> list[RequestStream]:
+            return self._streams(prompt, chosen, request_ids, priority)
 
         outputs = self._answer_all(items, self._params_for(len(items), params), start, progress)
         return _raise_if_refused(outputs) if is_one else outputs
@@ -119,9 +115,9 @@ class LLM:
         is_one = not _is_list_of_conversations(messages)
         items: list[Any] = [messages] if is_one else list(messages)
 
-        def start(conversation: Sequence[Message], chosen: SamplingParams, request_id: str) -> ChatStream:
-            return self._chat_stream(
-                conversation, chosen, request_id, priority, thinking=thinking, effort=effort, tools=tools,
+        def start(conversation: Sequence[Message], chosen: SamplingParams, request_ids: list[str]) -> list[ChatStream]:
+            return self._chat_streams(
+                conversation, chosen, request_ids, priority, thinking=thinking, effort=effort, tools=tools,
                 response_format=response_format, continue_final_message=continue_final_message,
             )  # fmt: skip
 
@@ -156,13 +152,13 @@ class LLM:
     ) -> Iterator[OutputDelta]:
         """Continue one prompt piece by piece; leaving the loop early aborts the request.
 
+        With `n` above 1 the pieces of all answers come as they are made, told apart by `sample`.
+
         request_id: for `abort`; made up when not given. Raises RequestError at the first step.
         """
         with Call(self._client, self._ids) as call:
-            taken = call.take_id(request_id)
             (chosen,) = self._params_for(1, params)
-            request = self._builder.build(prompt, chosen, request_id=taken, priority=priority)
-            yield from call.deltas(RequestStream(request, self.tokenizer))
+            yield from call.deltas(self._streams(prompt, chosen, call.take_ids(chosen.n, request_id), priority))
 
     def stream_chat(
         self,
@@ -175,16 +171,15 @@ class LLM:
     ) -> Iterator[ChatDelta]:
         """Answer one conversation piece by piece; options as in `chat`, the rest as in `stream`."""
         with Call(self._client, self._ids) as call:
-            taken = call.take_id(request_id)
             (chosen,) = self._params_for(1, params)
-            stream = self._chat_stream(messages, chosen, taken, priority, **options)
-            yield from call.chat_deltas(stream)
+            request_ids = call.take_ids(chosen.n, request_id)
+            yield from call.chat_deltas(self._chat_streams(messages, chosen, request_ids, priority, **options))
 
     # -- control
 
     def abort(self, request_id: str) -> bool:
-        """End a request wherever it stands; its finish_reason is "abort". False for an unknown id."""
-        return self._client.abort(request_id)
+        """End a request, all its answers, wherever it stands; its finish_reason is "abort". False for an unknown id."""
+        return any([self._client.abort(one) for one in self._ids.answers_to(request_id)])
 
     def stats(self) -> EngineStats:
         """Counters of the engine as they stand now."""
@@ -210,14 +205,33 @@ class LLM:
 
         return ChatEncoder(self._folder / "tokenizer.json")
 
-    def _chat_stream(
-        self, conversation: Sequence[Message], params: SamplingParams, request_id: str, priority: int, **options: Any
-    ) -> ChatStream:
+    def _streams(
+        self, prompt: Prompt, params: SamplingParams, request_ids: list[str], priority: int
+    ) -> list[RequestStream]:
+        """One stream for each answer to a prompt."""
+        request = self._builder.build(prompt, params, request_id=request_ids[0], priority=priority)
+        return [
+            RequestStream(one, self.tokenizer, sample=sample, asked_as=request_ids[0])
+            for sample, one in enumerate(split_samples(request, request_ids))
+        ]
+
+    def _chat_streams(
+        self,
+        conversation: Sequence[Message],
+        params: SamplingParams,
+        request_ids: list[str],
+        priority: int,
+        **options: Any,
+    ) -> list[ChatStream]:
+        """The same for a conversation."""
         from deepinfer.frontend.chat_stream import ChatStream  # as above
 
         prompt = self._chat_encoder.encode(conversation, **{"thinking": False, **options})
-        request = self._builder.build(prompt.token_ids, params, request_id=request_id, priority=priority)
-        return ChatStream(request, self.tokenizer, prompt.parser())
+        request = self._builder.build(prompt.token_ids, params, request_id=request_ids[0], priority=priority)
+        return [
+            ChatStream(one, self.tokenizer, prompt.parser(), sample=sample, asked_as=request_ids[0])
+            for sample, one in enumerate(split_samples(request, request_ids))
+        ]
 
     def _params_for(self, count: int, params: Params) -> list[SamplingParams]:
         if params is None or isinstance(params, SamplingParams):
@@ -230,61 +244,8 @@ class LLM:
     def _answer_all(
         self, items: list[Any], params: list[SamplingParams], start: Start, progress: bool | None
     ) -> list[RequestOutput]:
-        """One output per item, in order; items wait here while the engine's queue is full."""
-        outputs: dict[int, RequestOutput] = {}
-        running: dict[str, tuple[int, RequestStream]] = {}
-        has_bar = sys.stderr.isatty() and len(items) > 1 if progress is None else progress
-        with Call(self._client, self._ids) as call, tqdm(total=len(items), disable=not has_bar, unit="prompt") as bar:
-            ready = _streams(call, zip(items, params, strict=True), start, outputs)
-            entry = next(ready, None)
-            while entry is not None or running:
-                while entry is not None and _submit(call, entry, running, outputs):
-                    entry = next(ready, None)
-                if running:
-                    for ended in call.wait().finished:
-                        if ended.request_id in running:
-                            index, stream = running.pop(ended.request_id)
-                            outputs[index] = stream.output()
-                elif entry is not None:  # the queue is full of other callers' requests
-                    time.sleep(QUEUE_POLL_SECONDS)
-                bar.update(len(outputs) - bar.n)
-        return [outputs[index] for index in range(len(items))]
-
-
-def _streams(
-    call: Call,
-    items: Iterable[tuple[Any, SamplingParams]],
-    start: Start,
-    outputs: dict[int, RequestOutput],
-) -> Iterator[tuple[int, RequestStream]]:
-    """The items as streams to submit, one when it is asked for; refusals go to `outputs`."""
-    for index, (item, params) in enumerate(items):
-        request_id = call.take_id()
-        try:
-            stream = start(item, params, request_id)
-        except RequestError as error:
-            outputs[index] = RequestOutput.refused(request_id, str(error))
-        else:
-            yield index, stream
-
-
-def _submit(
-    call: Call,
-    entry: tuple[int, RequestStream],
-    running: dict[str, tuple[int, RequestStream]],
-    outputs: dict[int, RequestOutput],
-) -> bool:
-    """Move a stream into the engine, or its refusal to `outputs`; False when the queue is full."""
-    index, stream = entry
-    request_id = stream.request.request_id
-    try:
-        call.submit(stream)
-        running[request_id] = entry
-    except QueueFullError:
-        return False
-    except RequestError as error:
-        outputs[index] = RequestOutput.refused(request_id, str(error))
-    return True
+        with Call(self._client, self._ids) as call:
+            return Answers(call, start, items, params).collect(progress)
 
 
 def _load_tokenizer(folder: Path, *, is_dummy: bool) -> Tokenizer | NoTokenizer:
@@ -317,11 +278,4 @@ def _as_chat(output: RequestOutput) -> ChatOutput:
     """A refused conversation has no stream, so its output is made a chat output here."""
     if isinstance(output, ChatOutput):
         return output
-    return ChatOutput(
-        request_id=output.request_id,
-        prompt_token_ids=[],
-        text="",
-        token_ids=[],
-        finish_reason="error",
-        error=output.error,
-    )
+    return ChatOutput.refused(output.request_id, output.error or "")

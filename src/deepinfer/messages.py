@@ -19,7 +19,12 @@ from deepinfer.sampling.params import SamplingParams
 Int32 = NDArray[np.int32]
 Bool = NDArray[np.bool_]
 Float32 = NDArray[np.float32]
+TokenSequences = tuple[tuple[int, ...], ...]
 FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+def _nothing() -> Int32:
+    return np.zeros(0, dtype=np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +36,7 @@ class GenerateRequest:
     arrival: seconds on `time.monotonic()`.
     wants_prompt_logits: return the logits of every prompt position (`LLM.score`); such a request
         runs every layer for every token, whatever the replay mode.
+    bad_word_ids: the token sequences that `params.bad_words` stand for.
     """
 
     request_id: str
@@ -39,14 +45,22 @@ class GenerateRequest:
     arrival: float
     priority: int = 0
     wants_prompt_logits: bool = False
+    bad_word_ids: TokenSequences = ()
 
 
 @dataclass(frozen=True, slots=True)
 class SlotSetup:
-    """A slot has a new occupant: what the device must know about it from this step on."""
+    """A slot has a new occupant: what the device must know about it from this step on.
+
+    token_ids: [known] int32, prompt and the answer so far (after a preemption).
+    bad_word_ids: see `GenerateRequest`.
+    """
 
     slot: int
     params: SamplingParams
+    num_prompt: int
+    token_ids: Int32
+    bad_word_ids: TokenSequences = ()
 
 
 @dataclass(slots=True)
@@ -58,6 +72,8 @@ class StepPlan:
     samples: the row's last token is the newest known one, so its logits give the next token.
     wants_logits: return the logits of all of the row's tokens.
     decoder_starts: position from which the request's tokens pass the decoder half; 0 = all.
+    logprob_rows: rows of which the first logprob_counts tokens give log-probabilities of prompt tokens;
+        logprob_targets holds the token after each of them, row by row.
     table_slots, table_columns, table_blocks: block-table entries that changed since the last
         plan, to be written before the step runs.
     """
@@ -75,6 +91,9 @@ class StepPlan:
     table_columns: Int32  # [changes]
     table_blocks: Int32  # [changes]
     setups: list[SlotSetup] = field(default_factory=list)
+    logprob_rows: Int32 = field(default_factory=_nothing)  # [scored rows]
+    logprob_counts: Int32 = field(default_factory=_nothing)  # [scored rows], 1 or more
+    logprob_targets: Int32 = field(default_factory=_nothing)  # [sum of logprob_counts]
 
     @property
     def num_rows(self) -> int:
@@ -87,27 +106,37 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class Logprobs:
-    """Log-probabilities of the model before any sampling change, one line per sampled token.
+    """Log-probabilities, one line per sampled token (see `SamplingParams.logprobs_mode`) or prompt token.
 
     top_ids, top_values hold the K most likely tokens, best first, where K is the largest number
     that any row of the step asked for; a row that asked for fewer reads only its share.
     """
 
-    values: Float32  # [n] of the sampled token
+    values: Float32  # [n] of the token
     ranks: Int32  # [n] 1 = the most likely token
     top_ids: Int32  # [n, K]
     top_values: Float32  # [n, K]
 
+    def lines(self, chosen: Bool | slice) -> Logprobs:
+        """Some of the lines, in order."""
+        return Logprobs(self.values[chosen], self.ranks[chosen], self.top_ids[chosen], self.top_values[chosen])
+
 
 @dataclass(slots=True)
 class StepResult:
-    """What one step gave; line i belongs to the i-th row with `samples`."""
+    """What one step gave; line i belongs to the i-th row with `samples`.
+
+    has_choice: False where the request's own parameters exclude every token; None = nowhere.
+    prompt_logprobs: one line for each of the plan's `logprob_targets`.
+    """
 
     step: int
     token_ids: Int32  # [n]
     is_finite: Bool  # [n] False: the logits held NaN or no finite value; the token means nothing
     logprobs: Logprobs | None = None
     prompt_logits: dict[int, Float32] = field(default_factory=dict)  # row -> [counts[row], vocab]
+    has_choice: Bool | None = None  # [n]
+    prompt_logprobs: Logprobs | None = None
     seconds: float = 0.0  # device side time of the step
     op_seconds: dict[str, float] = field(default_factory=dict)  # by kind of op, if they are timed
 
@@ -144,3 +173,4 @@ class StepOutput:
     logprobs: Logprobs | None = None
     finished: list[Finished] = field(default_factory=list)
     prompt_logits: list[tuple[str, int, Float32]] = field(default_factory=list)  # id, first position, logits
+    prompt_logprobs: list[tuple[str, int, Logprobs]] = field(default_factory=list)  # id, first token's index, lines

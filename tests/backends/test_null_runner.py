@@ -18,8 +18,9 @@ def int32(*values):
     return np.array(values, dtype=np.int32)
 
 
-def plan(step, rows, tokens=(), table=(), setups=(), **params):
-    """rows: (slot, start, count, is_prefill, samples); table: (slot, column, block)."""
+def plan(step, rows, tokens=(), table=(), setups=(), known=None, **params):
+    """rows: (slot, start, count, is_prefill, samples); table: (slot, column, block); known: tokens in the setup."""
+    known = int32(*(tokens if known is None else known))
     slots, starts, counts, is_prefill, samples = map(np.array, zip(*rows, strict=True))
     table_slots, table_columns, table_blocks = zip(*table, strict=True) if table else ((), (), ())
     return StepPlan(
@@ -35,7 +36,7 @@ def plan(step, rows, tokens=(), table=(), setups=(), **params):
         table_slots=int32(*table_slots),
         table_columns=int32(*table_columns),
         table_blocks=int32(*table_blocks),
-        setups=[SlotSetup(slot, SamplingParams(**{"seed": 5} | params)) for slot in setups],
+        setups=[SlotSetup(slot, SamplingParams(**{"seed": 5} | params), len(known), known) for slot in setups],
     )
 
 
@@ -51,7 +52,7 @@ def test_tokens_equal_the_direct_computation_in_chunks_and_steps():
     device = runner()
     expected = MODEL.answer(int32(7, 8, 9, 10, 11), 5, 3)
     table = [(1, 0, 4), (1, 1, 2)]
-    assert len(device.execute(plan(1, [(1, 0, 2, True, False)], (7, 8), table, [1])).token_ids) == 0
+    assert len(device.execute(plan(1, [(1, 0, 2, True, False)], (7, 8), table, [1], (7, 8, 9, 10, 11))).token_ids) == 0
     tokens = device.execute(plan(2, [(1, 2, 3, True, True)], (9, 10, 11))).token_ids.tolist()
     for step, start in [(3, 5), (4, 6)]:
         tokens += device.execute(decode(step, start=start)).token_ids.tolist()
@@ -98,6 +99,31 @@ def test_logprobs_come_only_when_a_row_wants_them():
     token = MODEL.answer(int32(7, 8, 9), 5, 1)[0]
     assert (logprobs.values.tolist(), logprobs.ranks.tolist()) == ([-float(token)], [1])
     assert logprobs.top_ids.tolist() == [[token, token + 1, token + 2]] and logprobs.top_values.shape == (1, 3)
+
+
+def scored(step, row, count, targets):
+    return dataclasses.replace(
+        step, logprob_rows=int32(row), logprob_counts=int32(count), logprob_targets=int32(*targets)
+    )
+
+
+def test_logprobs_of_prompt_tokens_are_those_of_the_targets():
+    logprobs = runner().execute(scored(prefill(prompt_logprobs=1), 0, 2, (8, 9))).prompt_logprobs
+    assert (logprobs.values.tolist(), logprobs.top_ids.tolist()) == ([-8.0, -9.0], [[8], [9]])
+    assert runner().execute(prefill(prompt_logprobs=1)).prompt_logprobs is None
+
+
+@pytest.mark.parametrize(
+    ("step", "message"),
+    [
+        (scored(prefill(), 0, 2, (8, 9)), "nobody asked for"),
+        (scored(prefill(prompt_logprobs=1), 0, 4, (8, 9, 0, 0)), "it does not have"),
+        (prefill(known=(7, 8, 8)), "setup and its prefill have different tokens"),
+    ],
+)
+def test_scores_and_setups_that_do_not_fit_are_caught(step, message):
+    with pytest.raises(AssertionError, match=message):
+        runner().execute(step)
 
 
 def test_a_freed_block_and_slot_serve_the_next_occupant():

@@ -113,3 +113,8 @@ def test_dead_engine_ends_the_chat(type_in):
 def test_speed_counts_the_tokens_after_the_first():
     assert describe_speed(11, 0.5, 2.0) == "11 tokens, first after 0.50 s, then 5.0 tokens/s"
     assert describe_speed(1, 0.25, 0.0) == "1 token, first after 0.25 s"
+
+
+def test_a_conversation_goes_on_from_one_answer(llm, capsys):
+    assert main(["chat", "--n", "2", "--temperature", "1", "hi"]) == 2
+    assert "n is 2, but a conversation goes on from one answer" in capsys.readouterr().err

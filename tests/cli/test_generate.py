@@ -1,8 +1,11 @@
+import dataclasses
 import json
 
 import pytest
 
+from cli.fake_llm import output
 from deepinfer.cli.main import main
+from deepinfer.frontend.outputs import RequestOutput
 
 
 def records(text):
@@ -93,3 +96,36 @@ def test_input_that_cannot_be_used_is_refused(llm, type_in, capsys, words, text,
     type_in(text)
     assert main(["generate", *words]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_every_answer_of_a_prompt_is_printed(llm, capsys):
+    answers = [output(RequestOutput, text=text, prompt_token_ids=[1]) for text in ("one", "two")]
+    llm.generate = lambda prompts, params, progress=None: [dataclasses.replace(answers[0], more=answers[1:])]
+    assert main(["generate", "hello", "--n", "2", "--temperature", "1"]) == 0
+    assert capsys.readouterr().out == "one\ntwo\n"
+
+
+def test_json_lines_hold_every_answer_and_the_first_error_among_them(llm, type_in, capsys):
+    good, bad = (output(RequestOutput, text=text, prompt_token_ids=[1], error=text or None) for text in ("", "broken"))
+    llm.generate = lambda prompts, params, progress=None: [dataclasses.replace(good, more=[good, bad])]
+    type_in('{"prompt": "a", "n": 3, "temperature": 1}\n')
+    assert main(["generate", "--json"]) == 1
+    (record,) = records(capsys.readouterr().out)
+    assert record["error"] == "broken" and [answer["text"] for answer in record["more"]] == ["", "broken"]
+    assert not any("prompt_token_ids" in answer for answer in (record, *record["more"]))
+
+
+def test_sampling_flags_of_every_form_reach_the_parameters(llm):
+    flags = ["--logit-bias", "3:1.5,7:-100", "--bad-words", "x", "--bad-words", "y", "--allowed-token-ids", "3,7"]
+    flags += ["--golden-token-ids", "7,7", "--logprobs-mode", "processed", "--include-stop-str-in-output"]
+    assert main(["generate", "a", *flags]) == 0
+    (params,) = llm.calls[0][2]
+    assert params.logit_bias == ((3, 1.5), (7, -100.0)) and params.bad_words == ("x", "y")
+    assert (params.allowed_token_ids, params.golden_token_ids) == ((3, 7), (7, 7))
+    assert params.logprobs_mode == "processed" and params.include_stop_str_in_output
+
+
+def test_a_json_line_overrides_a_flag_under_its_other_name(llm, type_in):
+    type_in('{"prompt": "a", "top_logprobs": 4, "logprobs": true}\n{"prompt": "a", "top_logprobs": 2}\n')
+    assert main(["generate", "--json", "--logprobs", "1"]) == 0
+    assert [params.logprobs for params in llm.calls[0][2]] == [4, 2]

@@ -119,6 +119,31 @@ def test_bad_options_are_refused(builder, options, message):
     assert message in str(caught.value)
 
 
+def test_golden_tokens_limit_the_answer(builder):
+    params = SamplingParams(golden_token_ids=[7, 8, 9])
+    assert builder.build([3], params, request_id="r").params.max_tokens == 3
+    assert builder.build([3], replace(params, max_tokens=2), request_id="r").params.max_tokens == 2
+    assert builder.build([3], replace(params, max_tokens=50), request_id="r").params.max_tokens == 3
+    with pytest.raises(RequestError, match="max_tokens is 200 but prompt"):
+        builder.build([3], SamplingParams(golden_token_ids=[7] * 200), request_id="r")
+
+
+def test_min_tokens_must_fit_into_the_answer(builder):
+    with pytest.raises(RequestError, match=r"min_tokens is 98; it must be at most max_tokens \(97\)"):
+        builder.build([3] * 3, SamplingParams(min_tokens=98), request_id="r")
+
+
+@pytest.mark.parametrize("name", ["allowed_token_ids", "golden_token_ids", "stop_token_ids"])
+def test_ids_beyond_the_vocabulary_are_refused(builder, name):
+    with pytest.raises(RequestError, match=f"{name} holds 4096; the vocabulary ends at 4095"):
+        builder.build([3], SamplingParams(**{name: [4096]}), request_id="r")
+
+
+def test_bad_words_become_token_sequences(builder, tokenizer):
+    request = builder.build([3], SamplingParams(bad_words=["capital"]), request_id="r")
+    assert [tokenizer.decode(list(ids)) for ids in request.bad_word_ids] == ["capital", " capital"]
+
+
 def test_a_text_needs_a_tokenizer(builder):
     bare = replace(builder, tokenizer=NoTokenizer())
     assert bare.build([3], request_id="r").token_ids.tolist() == [3]

@@ -24,3 +24,14 @@ def test_an_id_is_free_again_after_its_request():
 def test_ids_of_the_wrong_kind_are_refused(request_id):
     with pytest.raises(RequestError, match="it must be a text of 1 to 256 characters"):
         RequestIds().take(request_id)
+
+
+def test_further_answers_have_ids_of_their_own_until_each_is_released():
+    ids = RequestIds()
+    asked = ids.take("asked")
+    more = ids.take_more(asked, 2)
+    assert len({asked, *more}) == 3 and ids.answers_to(asked) == [asked, *more]
+    for name in (asked, *more):
+        ids.release(name)
+    assert ids.answers_to(asked) == [asked] and not ids._owners and not ids._more
+    assert ids.take_more(ids.take("one"), 0) == []

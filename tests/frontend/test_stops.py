@@ -63,3 +63,20 @@ def test_no_stops_let_everything_through():
 
 def test_text_after_a_match_is_dropped():
     assert feed(["b"], "ab", "cd") == (["a", ""], "b")
+
+
+@settings(max_examples=500, deadline=None)
+@given(text=texts, stops=stop_lists, early=st.integers(0, 24), keeps=st.booleans(), data=st.data())
+def test_ends_in_the_early_part_do_not_count_and_a_match_may_be_kept(text, stops, early, keeps, data):
+    early = min(early, len(text))
+    found = [(start, len(s), s) for s in stops if (start := text.find(s, max(0, early - len(s) + 1))) >= 0]
+    start, length, stop = min(found, default=(len(text), 0, None))
+    expected = text[: start + keeps * length]
+    matcher, out, place = StopStrings(stops, keeps_match=keeps), "", 0
+    while place < len(text):
+        end = place + data.draw(st.integers(1, (early if place < early else len(text)) - place))
+        out += matcher.add(text[place:end], may_end=place >= early)
+        place = end
+        assert expected.startswith(out)
+    out += matcher.flush()
+    assert (out, matcher.match) == (expected, stop)

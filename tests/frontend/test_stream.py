@@ -103,6 +103,54 @@ def test_a_token_across_the_cut_stays(tokenizer):
     assert (stream.output().text, stream.output().token_ids) == ("", [])
 
 
+def test_what_ended_the_answer_stays_when_it_is_asked_for(tokenizer):
+    stream = stream_for(tokenizer, stop=["STOP"], include_stop_str_in_output=True)
+    deltas = run(stream, tokenizer.encode("one STOP three"), finished("abort"))
+    assert joined(deltas) == (stream.output().text, stream.output().token_ids)
+    assert (stream.output().text, stream.output().stop_reason) == ("one STOP", "STOP")
+    assert tokenizer.decode(stream.output().token_ids).startswith("one STOP")
+    (comma,) = tokenizer.encode(",")
+    stream = stream_for(tokenizer, stop_token_ids=[comma], include_stop_str_in_output=True)
+    run(stream, [*tokenizer.encode("a"), comma], finished("stop", stop_token=comma))
+    assert stream.output().text == "a,"
+
+
+def test_a_stop_string_within_the_first_min_tokens_does_not_count(tokenizer):
+    ids = [tokenizer.encode(letter)[0] for letter in "abcabc"]
+    for min_tokens, text in ((0, "a"), (2, "a"), (3, "abca"), (5, "abca"), (6, "abcabc")):
+        stream = stream_for(tokenizer, stop=["bc"], min_tokens=min_tokens)
+        run(stream, ids, finished())
+        assert stream.output().text == text, f"min_tokens {min_tokens}"
+        assert stream.output().stop_reason == ("bc" if min_tokens < 6 else None)
+
+
+def test_prompt_logprobs_come_with_the_first_delta_and_the_output(tokenizer):
+    def lines(*ids):
+        count = len(ids)
+        top = np.array([[one, 0] for one in ids], np.int32)
+        values = np.array([[-1.0, -np.inf]] * count, np.float32)
+        return Logprobs(-np.array(ids, np.float32), np.arange(count, dtype=np.int32) + 1, top, values)
+
+    stream = stream_for(tokenizer, prompt_logprobs=2)
+    stream.add_prompt_lines(1, lines(6))
+    stream.add_prompt_lines(2, lines(7))
+    stream.add(8)
+    expected = [None, TokenLogprobs(6, -6.0, 1, [(6, -1.0)]), TokenLogprobs(7, -7.0, 1, [(7, -1.0)])]
+    assert stream.take().prompt_logprobs == expected
+    stream.add(9)
+    stream.finish(finished())
+    assert stream.take().prompt_logprobs is None
+    assert stream.output().prompt_logprobs == expected
+
+
+def test_answers_to_one_prompt_carry_its_id_and_their_number(tokenizer):
+    request = GenerateRequest("own", np.array([5], np.int32), SamplingParams(seed=0), arrival=0.0)
+    stream = RequestStream(request, tokenizer, sample=2, asked_as="asked")
+    stream.finish(finished())
+    delta, output = stream.take(), stream.output()
+    assert (delta.request_id, delta.sample, output.request_id) == ("asked", 2, "asked")
+
+
 def test_tokens_after_the_stop_string_are_dropped(tokenizer):
     stream = stream_for(tokenizer, stop=["b"])
     for token_id in tokenizer.encode("a b"):

@@ -118,6 +118,23 @@ def test_logits_of_sampling_rows_come_before_whole_rows(builder: BatchBuilder) -
     assert logit_positions(step, np.array([0, 3, 5, 7])).tolist() == [4, 6, 0, 1, 2, 3, 4]
 
 
+def test_prompt_tokens_to_be_scored_come_last_and_only_those_before_a_target(builder: BatchBuilder) -> None:
+    rows = [
+        {"slot": 1, "start": 0, "count": 3, "wants_logits": True},
+        {"slot": 2, "start": 4, "count": 1},
+        {"slot": 3, "start": 0, "count": 3, "samples": False},
+    ]
+    step = plan(rows, [1] * 7)
+    step.logprob_rows, step.logprob_counts, step.logprob_targets = int32(0, 2), int32(2, 3), int32(1, 1, 1, 1, 9)
+    assert builder.build(step).logit_tokens.tolist() == [2, 3, 0, 1, 2, 0, 1, 4, 5, 6]
+
+
+def test_a_step_that_samples_every_row_may_score_too(builder: BatchBuilder) -> None:
+    step = plan([{"slot": 1, "start": 0, "count": 1}], [1])
+    step.logprob_rows, step.logprob_counts, step.logprob_targets = int32(0), int32(1), int32(5)
+    assert builder.build(step).logit_tokens.tolist() == [0, 0]
+
+
 def test_table_changes_stay_and_only_the_columns_in_use_are_passed_on(builder: BatchBuilder) -> None:
     first = plan([{"slot": 2, "start": 0, "count": 9}], list(range(9)), [(2, 0, 7), (2, 1, 5)])
     assert builder.build(first).encoder.block_table.tolist() == [[7, 5]]

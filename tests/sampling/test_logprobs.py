@@ -3,16 +3,21 @@ import math
 import numpy as np
 import torch
 
-from deepinfer.sampling.logprobs import model_logprobs
+from deepinfer.messages import SlotSetup
+from deepinfer.sampling.logprobs import drawn_logprobs
 from deepinfer.sampling.params import SamplingParams
 from deepinfer.sampling.slot_params import SlotParams
 
 
 def params_of(*wanted: int | None):
-    slots = SlotParams(len(wanted))
+    slots, numbers = SlotParams(len(wanted)), np.arange(len(wanted), dtype=np.int32)
     for slot, count in enumerate(wanted):
-        slots.set(slot, SamplingParams(seed=0, logprobs=count))
-    return slots.rows(np.arange(len(wanted), dtype=np.int32), 4)
+        slots.set(SlotSetup(slot, SamplingParams(seed=0, logprobs=count), 0, numbers[:0]))
+    return slots.rows(numbers, numbers, 4)
+
+
+def model_logprobs(logits, token_ids, is_finite, params):
+    return drawn_logprobs(logits, logits, token_ids, is_finite, params)
 
 
 LOGITS = torch.tensor([[0.5, 0.25, 0.125, 0.125], [0.1, 0.2, 0.3, 0.4]]).log() + 7.0

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 
+from deepinfer.messages import SlotSetup
 from deepinfer.ops import table
 from deepinfer.ops.reference.build import reference_ops
 from deepinfer.sampling.params import SamplingParams
@@ -15,12 +16,17 @@ RANDOM = SamplingParams(seed=1)
 GREEDY = SamplingParams(seed=1, temperature=0)
 
 
-def sampler_with(*params: SamplingParams) -> Sampler:
+def sampler_with(*params: SamplingParams, vocab_size: int = 5) -> Sampler:
     """A sampler on the reference ops; the parameters are those of slots 1, 2, ..."""
-    sampler = Sampler(table.build({"reference": reference_ops("float32")}), num_slots=len(params) + 1)
+    ops = table.build({"reference": reference_ops("float32")})
+    sampler = Sampler(ops, len(params) + 1, vocab_size, (0,), torch.device("cpu"))
     for slot, one in enumerate(params, start=1):
-        sampler.set_slot(slot, one)
+        sampler.set_slot(setup(slot, one))
     return sampler
+
+
+def setup(slot: int, params: SamplingParams, prompt=(), answer=(), bad_words=()) -> SlotSetup:
+    return SlotSetup(slot, params, len(prompt), np.array([*prompt, *answer], np.int32), bad_words)
 
 
 def sample(sampler: Sampler, logits: torch.Tensor, slots=None, positions=None):
@@ -112,7 +118,7 @@ def test_logits_are_not_changed_and_logprobs_are_of_the_model():
 def test_a_new_occupant_replaces_every_parameter_of_its_slot():
     sampler = sampler_with(replace(RANDOM, top_k=1, logprobs=1))
     assert sample(sampler, torch.zeros(1, 5)).logprobs is not None
-    sampler.set_slot(1, GREEDY)
+    sampler.set_slot(setup(1, GREEDY))
     assert sample(sampler, torch.zeros(1, 5)).logprobs is None
 
 
@@ -123,6 +129,7 @@ def test_no_rows_give_no_tokens():
 
 def test_tiny_temperatures_act_as_zero():
     slots = SlotParams(2)
-    slots.set(0, replace(RANDOM, temperature=1e-6))
-    slots.set(1, replace(RANDOM, temperature=1e-4))
-    assert slots.rows(np.array([0, 1], np.int32), 4).is_random.tolist() == [False, True]
+    slots.set(setup(0, replace(RANDOM, temperature=1e-6)))
+    slots.set(setup(1, replace(RANDOM, temperature=1e-4)))
+    both = np.array([0, 1], np.int32)
+    assert slots.rows(both, both, 4).is_random.tolist() == [False, True]

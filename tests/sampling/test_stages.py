@@ -5,9 +5,10 @@ import numpy as np
 import pytest
 import torch
 
+from deepinfer.messages import SlotSetup
 from deepinfer.sampling.params import SamplingParams
 from deepinfer.sampling.slot_params import RowParams, SlotParams
-from deepinfer.sampling.stages import STAGES, MinP, TopK, TopP
+from deepinfer.sampling.stages import FILTERS, MinP, TopK, TopP
 
 CPU = torch.device("cpu")
 FIXED = SamplingParams(seed=0)
@@ -15,9 +16,10 @@ FIXED = SamplingParams(seed=0)
 
 def rows_of(params: list[SamplingParams], vocab_size: int) -> RowParams:
     slots = SlotParams(len(params) + 1)
+    numbers = np.arange(1, len(params) + 1, dtype=np.int32)
     for slot, one in enumerate(params, start=1):
-        slots.set(slot, one)
-    return slots.rows(np.arange(1, len(params) + 1, dtype=np.int32), vocab_size)
+        slots.set(SlotSetup(slot, one, 0, numbers[:0]))
+    return slots.rows(numbers, np.zeros_like(numbers), vocab_size)
 
 
 def kept(stage, logits: torch.Tensor, *params: SamplingParams) -> list[list[int]]:
@@ -34,13 +36,13 @@ def probabilities(*values: float) -> torch.Tensor:
 
 def test_unused_stages_prepare_nothing():
     params = [FIXED, replace(FIXED, top_k=-1), replace(FIXED, top_k=8), replace(FIXED, top_p=1.0, min_p=0.0)]
-    assert [stage.prepare(rows_of(params, 8), CPU) for stage in STAGES] == [None, None, None]
+    assert [stage.prepare(rows_of(params, 8), CPU) for stage in FILTERS] == [None, None, None]
 
 
 def test_greedy_rows_pay_for_no_stage():
     greedy = SamplingParams(seed=0, temperature=0, top_k=3, top_p=0.5, min_p=0.1)
     tiny = replace(greedy, temperature=1e-7)
-    assert [stage.prepare(rows_of([greedy, tiny], 8), CPU) for stage in STAGES] == [None, None, None]
+    assert [stage.prepare(rows_of([greedy, tiny], 8), CPU) for stage in FILTERS] == [None, None, None]
 
 
 def test_top_k_keeps_the_lower_of_equal_ids():
@@ -84,13 +86,13 @@ def test_min_p_of_one_keeps_the_best():
 def test_top_p_counts_what_top_k_left():
     logits = probabilities(0.4, 0.3, 0.2, 0.1)
     params = rows_of([replace(FIXED, top_k=2, top_p=0.5)], 4)
-    for stage in STAGES:
+    for stage in FILTERS:
         prepared = stage.prepare(params, CPU)
         logits = logits if prepared is None else stage.apply(logits, prepared)
     assert logits.isfinite().tolist() == [[True, False, False, False]]  # 0.4 / 0.7 >= 0.5 alone
 
 
-@pytest.mark.parametrize("stage", STAGES, ids=lambda stage: type(stage).__name__)
+@pytest.mark.parametrize("stage", FILTERS, ids=lambda stage: type(stage).__name__)
 def test_every_stage_agrees_with_a_plain_loop(stage):
     torch.manual_seed(3)
     logits = torch.randn(40, 50).mul(2).round(decimals=1)  # rounding makes ties
@@ -136,4 +138,4 @@ def test_top_p_sorts_to_the_end_for_flat_rows_only():
 
 def test_stages_take_zero_rows():
     params = rows_of([], 4)
-    assert [stage.prepare(params, CPU) for stage in STAGES] == [None, None, None]
+    assert [stage.prepare(params, CPU) for stage in FILTERS] == [None, None, None]

@@ -247,7 +247,7 @@ def test_results_must_come_in_the_order_of_the_plans():
         (20, {"max_tokens": 6}, "prompt \\(20 tokens\\) \\+ max_tokens \\(6\\) needs 7 cache blocks of 4 tokens"),
         ([], {}, "'bad' has an empty prompt"),
         (3, {"priority": 2**31}, "priority is 2147483648; it must be from -2147483647 to 2147483647"),
-        (3, {"stop_token_ids": (5, 2**40)}, "stop_token_ids holds 1099511627776 but token ids are below 1000"),
+        (3, {"stop_token_ids": (5, 2**40)}, "stop_token_ids holds 1099511627776; the vocabulary ends at 999"),
     ],
 )
 def test_a_request_that_can_never_run_is_refused_with_true_numbers_and_hurts_nobody(prompt, fields, message):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from deepinfer.cli.common import add_engine_flags, add_sampling_flags, merge_params, open_llm, sampling_flags
 from deepinfer.cli.screen import Screen
-from deepinfer.errors import RequestError
+from deepinfer.errors import ConfigError, RequestError
 from deepinfer.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -41,6 +41,8 @@ def add_command(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Answer the prompt of the command line, or every line of the input until it ends."""
     given = sampling_flags(args)
+    if given.get("n", 1) != 1:
+        raise ConfigError(f"n is {given['n']}, but a conversation goes on from one answer; leave --n out")
     with open_llm(args) as llm:
         chat = Chat(llm, merge_params(llm.default_params, given), Screen(sys.stdout), args.thinking, args.effort)
         chat.set_system(args.system)

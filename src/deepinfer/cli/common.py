@@ -52,8 +52,9 @@ def merge_params(defaults: SamplingParams, *layers: Mapping[str, Any]) -> Sampli
     """Parameters from defaults and named values, later ones first; raises RequestError like SamplingParams."""
     values: dict[str, Any] = {spec.name: getattr(defaults, spec.name) for spec in dataclasses.fields(defaults)}
     for layer in layers:
-        if "seq_seed" in layer:
-            values.pop("seed", None)
+        for spec in dataclasses.fields(defaults):
+            if any(name in layer for name in spec.metadata["names"]):
+                del values[spec.name]
         values.update(layer)
     return SamplingParams.from_mapping(values)
 

@@ -90,20 +90,21 @@ def as_record(job: Job) -> dict[str, Any]:
         record["id"] = job.id
     if job.output is not None:
         record.update(job.output.as_dict())
-        del record["prompt_token_ids"]
+        for answer in (record, *record["more"]):
+            del answer["prompt_token_ids"]
     record["error"] = job.error
     return record
 
 
 def print_plain(job: Job, *, is_only: bool) -> None:
-    """The answer as text, under its number when there are several; errors go to standard error."""
+    """The answer (or answers) as text, under its number when there are several prompts; errors go to standard error."""
     if job.error is not None:
         print(f"deepinfer: prompt {job.index + 1}: {job.error}", file=sys.stderr)
         return
     assert job.output is not None, "a job without an error has an output"
     if not is_only:
         print(f"[{job.index + 1}]", end=" ")
-    print(answer_text(job.output))
+    print("\n".join(map(answer_text, job.output.outputs)))
 
 
 def answer_text(output: RequestOutput) -> str:

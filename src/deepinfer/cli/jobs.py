@@ -118,4 +118,5 @@ def _chat(llm: LLM, jobs: list[Job], progress: bool | None) -> None:
 
 def _store(jobs: list[Job], outputs: Sequence[RequestOutput]) -> None:
     for job, output in zip(jobs, outputs, strict=True):
-        job.output, job.error = output, output.error
+        job.output = output
+        job.error = next((answer.error for answer in output.outputs if answer.error is not None), None)

@@ -50,6 +50,8 @@ def _meaning(option: Option) -> str:
 
 
 def _range(option: Option) -> str:
+    if option.rule:
+        return option.rule
     if option.low is None and option.high is None:
         return ""
     if option.high is None:

@@ -25,6 +25,7 @@ class Option:
     kind: type of the value, or of one item when `is_list`; None is never part of it.
     choices: the allowed words of a Literal field; empty otherwise.
     variable: DeepInfer's own name for it, where there is one.
+    rule: the range in words, where low and high do not say it.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Option:
     variable: str | None = None
     low: float | None = None
     high: float | None = None
+    rule: str = ""
 
     @property
     def flag(self) -> str:
@@ -57,7 +59,7 @@ def read_groups(settings: type) -> dict[str, tuple[Option, ...]]:
 def parse(option: Option, text: str) -> Any:
     """The value that a text stands for, without range checks (the dataclass makes those).
 
-    Lists are separated by commas. Raises ConfigError naming the rule, not the option.
+    Lists are separated by commas, the parts of one item by colons. Raises ConfigError naming the rule, not the option.
     """
     if not option.is_list:
         return _parse_one(option, text)
@@ -71,10 +73,19 @@ def _parse_one(option: Option, text: str) -> Any:
         return text
     if option.kind is bool:
         return parse_switch(text)
+    if not issubclass(option.kind, tuple):
+        return _parse_as(option.kind, text)
+    kinds, parts = typing.get_type_hints(option.kind), text.split(":")
+    if len(parts) != len(kinds):
+        raise ConfigError(f"{text!r} is not {':'.join(kinds)}")
+    return option.kind(*map(_parse_as, kinds.values(), parts))
+
+
+def _parse_as(kind: type, text: str) -> Any:
     try:
-        return option.kind(text)
+        return kind(text)
     except ValueError:
-        rule = {int: "a whole number", float: "a number"}[option.kind]
+        rule = {int: "a whole number", float: "a number"}[kind]
         raise ConfigError(f"{text!r} is not {rule}") from None
 
 
@@ -106,6 +117,7 @@ def _option(spec: dataclasses.Field[Any], hint: Any) -> Option:
         variable=spec.metadata.get("variable"),
         low=spec.metadata.get("low"),
         high=spec.metadata.get("high"),
+        rule=spec.metadata.get("rule", ""),
     )
 
 

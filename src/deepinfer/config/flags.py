@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import typing
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
@@ -56,6 +57,8 @@ def _form(option: Option) -> dict[str, Any]:
     if option.is_list and option.kind is str:
         return {"action": "append", "metavar": "TEXT"}
     word = option.name.rpartition("_")[2].upper()
+    if issubclass(option.kind, tuple):
+        word = ":".join(typing.get_type_hints(option.kind)).upper()
     return {
         "type": _converter(option),
         "metavar": "|".join(option.choices) or (f"{word},..." if option.is_list else word),

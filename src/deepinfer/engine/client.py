@@ -162,9 +162,11 @@ class EngineClient:
             return not self._is_closed
 
     def _deliver(self, output: StepOutput) -> None:
-        plain = dataclasses.replace(output, prompt_logits=[])  # logits are large: only their owner shall keep them
+        # What belongs to prompts is large: only its owner shall keep it.
+        plain = dataclasses.replace(output, prompt_logits=[], prompt_logprobs=[])
         with self._wake:
-            owners = {self._routes.get(request_id) for request_id, _, _ in output.prompt_logits}
+            owned = [*output.prompt_logits, *output.prompt_logprobs]
+            owners = {self._routes.get(request_id) for request_id, _, _ in owned}
             touched = {self._routes.get(request_id) for request_id in output.request_ids}
             touched |= {self._routes.get(ended.request_id) for ended in output.finished}
             for subscription in touched | owners:

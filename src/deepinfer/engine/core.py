@@ -91,6 +91,7 @@ class EngineCore:
                 num_running=self.scheduler.num_running,
                 num_waiting=self.scheduler.num_waiting,
                 num_preemptions=self.scheduler.num_preemptions,
+                num_not_finite=self.scheduler.num_not_finite,
                 num_blocks=self._cache.num_blocks,
                 num_free_blocks=self._cache.num_free_blocks,
             )

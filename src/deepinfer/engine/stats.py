@@ -11,6 +11,7 @@ class EngineStats:
 
     num_tokens: tokens that passed the model, prompts and answers, recomputed ones included.
     num_generated_tokens: tokens that requests received.
+    num_not_finite: requests that ended because the model's logits were NaN or infinite.
     device_seconds: time in which the device side worked on steps.
     op_seconds: the part of it in each kind of op; empty unless `time_ops` is set.
     """
@@ -23,5 +24,6 @@ class EngineStats:
     num_running: int
     num_waiting: int
     num_preemptions: int
+    num_not_finite: int
     num_blocks: int
     num_free_blocks: int

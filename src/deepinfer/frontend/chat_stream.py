@@ -18,8 +18,17 @@ class ChatStream(RequestStream):
     Stop strings are looked for in the raw text, thinking and markup included.
     """
 
-    def __init__(self, request: GenerateRequest, tokenizer: Tokenizer | NoTokenizer, parser: AnswerParser) -> None:
-        super().__init__(request, tokenizer, keeps_markup=True)
+    def __init__(
+        self,
+        request: GenerateRequest,
+        tokenizer: Tokenizer | NoTokenizer,
+        parser: AnswerParser,
+        *,
+        sample: int = 0,
+        asked_as: str | None = None,
+    ) -> None:
+        """sample, asked_as: as for a `RequestStream`."""
+        super().__init__(request, tokenizer, sample=sample, asked_as=asked_as, keeps_markup=True)
         self._parser = parser
 
     def take(self) -> ChatDelta | None:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from deepinfer.messages import FinishReason
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log-probabilities (natural logarithm) of the model before any sampling change, for one token.
+    """Log-probabilities (natural logarithm) of one token; of what, `SamplingParams.logprobs_mode` says.
 
-    rank: 1 = the likeliest. top: (token id, logprob), best first, as many as were asked for.
+    rank: 1 = the likeliest. top: (token id, logprob), best first, as many as were asked for and are
+    possible.
     """
 
     token_id: int
@@ -26,13 +28,17 @@ class TokenLogprobs:
 class OutputDelta:
     """What is new since the last delta; all deltas of a request together are its RequestOutput.
 
+    sample: which of the `n` answers to the prompt goes on; each has a last delta of its own.
+    prompt_logprobs: with the first delta, if the request asked for them.
     finish_reason: None until the last delta.
     """
 
     request_id: str
+    sample: int = 0
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     error: str | None = None
@@ -44,13 +50,16 @@ class OutputDelta:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOutput:
-    """The answer to one request.
+    """The answer to one request; the first one if it asked for several.
 
+    more: the other answers, `n` - 1 of them.
     token_ids: with the end-of-sequence or stop token if one ended the answer (its text is not in
-        `text`); cut together with `text` if a stop string did.
+        `text`, unless asked for); cut together with `text` if a stop string did.
     finish_reason: "stop", "length", "abort", or "error" with the cause in `error`.
     stop_reason: the stop string or the id of the stop token that ended the answer.
     logprobs: one per token id, None if the request did not ask.
+    prompt_logprobs: one per token of the prompt, None for its first one; the same in no answer but
+        the first.
     num_generated_tokens: what the engine produced for the answer, tokens that were cut included.
     queue_seconds, first_token_seconds, total_seconds: from arrival until the request was first
         scheduled, had its first token, was finished; None where it never got that far.
@@ -63,7 +72,9 @@ class RequestOutput:
     finish_reason: FinishReason
     stop_reason: str | int | None = None
     logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
     error: str | None = None
+    more: Sequence[Self] = ()
     num_cached_tokens: int = 0
     num_generated_tokens: int = 0
     queue_seconds: float | None = None
@@ -74,8 +85,13 @@ class RequestOutput:
     def num_prompt_tokens(self) -> int:
         return len(self.prompt_token_ids)
 
+    @property
+    def outputs(self) -> list[Self]:
+        """All answers to the prompt, this one first."""
+        return [self, *self.more]
+
     @classmethod
-    def refused(cls, request_id: str, error: str) -> RequestOutput:
+    def refused(cls, request_id: str, error: str) -> Self:
         """The answer to a request that never reached the engine."""
         return cls(
             request_id=request_id, prompt_token_ids=[], text="", token_ids=[], finish_reason="error", error=error
@@ -83,7 +99,9 @@ class RequestOutput:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain dicts and lists, ready for JSON."""
-        return {**dataclasses.asdict(self), "num_prompt_tokens": self.num_prompt_tokens}
+        own = dataclasses.asdict(dataclasses.replace(self, more=()))
+        more = [answer.as_dict() for answer in self.more]
+        return {**own, "more": more, "num_prompt_tokens": self.num_prompt_tokens}
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,10 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from deepinfer.errors import RequestError, shown
+from deepinfer.frontend.bad_words import bad_word_ids
 from deepinfer.frontend.tokenizer import NoTokenizer, Tokenizer
 from deepinfer.messages import GenerateRequest, Int32
-from deepinfer.sampling.params import SamplingParams
+from deepinfer.sampling.params import MAX_GOLDEN_TOKENS, SamplingParams
 
 # A raw text, token ids, or one of the two by name: {"prompt": text} or {"prompt_token_ids": ids}.
 Prompt: TypeAlias = str | Iterable[int] | Mapping[str, Any]
@@ -51,30 +52,31 @@ class RequestBuilder:
 
         A text is encoded by `Tokenizer.encode`: special spellings in it count, and BOS is added
         only if the model's tokenizer_config.json says so. `max_tokens` None becomes what fits
-        behind the prompt, `seed` None a random seed.
+        behind the prompt, and never more than there are golden tokens; `seed` None becomes a random
+        seed.
 
         Raises RequestError naming the first thing that cannot be accepted.
         """
         params = SamplingParams() if params is None else params
         if not isinstance(params, SamplingParams):
             raise RequestError(f"params is a {type(params).__name__}; it must be SamplingParams")
-        for token_id in params.stop_token_ids:
-            if token_id >= self.vocab_size:
-                raise RequestError(
-                    f"stop_token_ids holds {shown(token_id)}; the vocabulary ends at {self.vocab_size - 1}"
-                )
+        params.check_ids(self.vocab_size)
         token_ids = self._token_ids(prompt)
+        max_tokens = params.max_tokens
+        if params.golden_token_ids is not None:
+            max_tokens = min(len(params.golden_token_ids), max_tokens or MAX_GOLDEN_TOKENS)
         return GenerateRequest(
             request_id=request_id,
             token_ids=token_ids,
             params=dataclasses.replace(
                 params,
-                max_tokens=self._max_tokens(len(token_ids), params.max_tokens),
+                max_tokens=self._max_tokens(len(token_ids), max_tokens),
                 seed=secrets.randbits(63) if params.seed is None else params.seed,
             ),
             arrival=time.monotonic(),
             priority=_priority(priority),
             wants_prompt_logits=wants_prompt_logits,
+            bad_word_ids=bad_word_ids(params.bad_words, self.tokenizer, self.vocab_size),
         )
 
     def _token_ids(self, prompt: Prompt) -> Int32:

@@ -18,6 +18,7 @@ class RequestIds:
 
     def __init__(self) -> None:
         self._owners: dict[str, object] = {}  # alive id -> a mark of whoever took it
+        self._more: dict[str, list[str]] = {}  # id -> ids of the further answers to its prompt
         self._numbers = itertools.count()
 
     def take(self, request_id: str | None = None) -> str:
@@ -35,8 +36,19 @@ class RequestIds:
             )
         return request_id
 
+    def take_more(self, request_id: str, count: int) -> list[str]:
+        """New ids for further answers to the prompt of a request whose id is taken; each is to be released."""
+        if count:
+            self._more[request_id] = [self.take() for _ in range(count)]
+        return self._more.get(request_id, [])
+
+    def answers_to(self, request_id: str) -> list[str]:
+        """The id and those that `take_more` gave for it."""
+        return [request_id, *self._more.get(request_id, ())]
+
     def release(self, request_id: str) -> None:
         """The request is over; its id may be used again. Unknown ids are ignored."""
+        self._more.pop(request_id, None)
         self._owners.pop(request_id, None)
 
     def _is_taken_now(self, request_id: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 
 from deepinfer.frontend.outputs import OutputDelta, RequestOutput, TokenLogprobs
@@ -14,26 +15,40 @@ class RequestStream:
     """Collects one request's tokens until the engine says it is finished.
 
     A token that ends the answer (stop_token_ids, and end-of-sequence unless ignored) is kept but
-    gives no text. When a stop string is found, `wants_stop` turns true: the caller tells the
-    engine to finish the request, tokens that still arrive are dropped, and the reason becomes
-    "stop" whatever the engine says. The text is then cut before the stop string; a token stays if
-    it has a byte of a character that stays, and so do all tokens before it.
+    gives no text, unless `include_stop_str_in_output`. When a stop string is found, `wants_stop`
+    turns true: the caller tells the engine to finish the request, tokens that still arrive are
+    dropped, and the reason becomes "stop" whatever the engine says. The text is then cut before the
+    stop string (or behind it); a token stays if it has a byte of a character that stays, and so do
+    all tokens before it. A stop string that ends within the first `min_tokens` tokens does not count.
 
     Deltas hold only what can no longer be cut: joined, they equal the final output.
     """
 
     def __init__(
-        self, request: GenerateRequest, tokenizer: Tokenizer | NoTokenizer, *, keeps_markup: bool = False
+        self,
+        request: GenerateRequest,
+        tokenizer: Tokenizer | NoTokenizer,
+        *,
+        sample: int = 0,
+        asked_as: str | None = None,
+        keeps_markup: bool = False,
     ) -> None:
-        """keeps_markup: as in `Tokenizer.detokenizer`; for answers that will be parsed."""
+        """sample: number of the answer among those to one prompt.
+
+        asked_as: the request id that the caller knows, if it is not the request's own.
+        keeps_markup: as in `Tokenizer.detokenizer`; for answers that will be parsed.
+        """
         params = request.params
-        self.request = request
+        self.request, self.sample = request, sample
+        self._asked_as = request.request_id if asked_as is None else asked_as
         self._detokenizer = tokenizer.detokenizer(keeps_markup=keeps_markup)
-        self._stops = StopStrings(params.stop)
+        self._stops = StopStrings(params.stop, keeps_match=params.include_stop_str_in_output)
         self._end_ids = frozenset(params.stop_token_ids + (() if params.ignore_eos else tokenizer.eos_ids))
         self._finished: Finished | None = None
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprobs] | None = None if params.logprobs is None else []
+        self._prompt_logprobs: list[TokenLogprobs | None] | None = None if params.prompt_logprobs is None else [None]
+        self._num_taken_prompt = 0
         self._texts: list[str] = []
         self._num_chars = 0  # of text that stays
         self._num_taken_texts = 0
@@ -58,6 +73,14 @@ class RequestStream:
         else:
             self.add(token_id, token_logprobs(output.logprobs, line, token_id, wanted))
 
+    def add_prompt_lines(self, start: int, logprobs: Logprobs) -> None:
+        """Take log-probabilities of the prompt's tokens from number `start` on."""
+        wanted = self.request.params.prompt_logprobs
+        assert wanted is not None and self._prompt_logprobs is not None, "nobody asked for log-probabilities"
+        assert start == len(self._prompt_logprobs), f"prompt token {start} came, {len(self._prompt_logprobs)} was due"
+        for line, token_id in enumerate(self.request.token_ids[start : start + len(logprobs.values)].tolist()):
+            self._prompt_logprobs.append(token_logprobs(logprobs, line, token_id, wanted))
+
     def add(self, token_id: int, logprobs: TokenLogprobs | None = None) -> None:
         """Take the next token; ignored once the answer is complete."""
         if self._stops.match is not None or self._finished is not None:
@@ -66,16 +89,19 @@ class RequestStream:
         if self._logprobs is not None:
             assert logprobs is not None, f"{self.request.request_id} asked for log-probabilities"
             self._logprobs.append(logprobs)
-        if token_id in self._end_ids:
+        params = self.request.params
+        if token_id in self._end_ids and not params.include_stop_str_in_output:
             self._detokenizer.add_silent()
         else:
-            self._keep(self._stops.add(self._detokenizer.add(token_id)))
+            may_end = len(self._token_ids) > params.min_tokens
+            self._keep(self._stops.add(self._detokenizer.add(token_id), may_end=may_end))
 
     def finish(self, finished: Finished) -> None:
         """The engine is done with the request, for whatever reason."""
         if self._finished is not None:
             return
-        self._keep(self._stops.add(self._detokenizer.flush()))
+        may_end = len(self._token_ids) > self.request.params.min_tokens
+        self._keep(self._stops.add(self._detokenizer.flush(), may_end=may_end))
         self._keep(self._stops.flush())
         self._finished = finished
 
@@ -89,8 +115,14 @@ class RequestStream:
         self._num_taken_tokens, self._num_taken_texts = max(first, end), len(self._texts)
         self._is_taken_to_end = self.is_finished
         reason, stop_reason, error = self._ending() if is_end else (None, None, None)
+        prompt_logprobs = None
+        if self._prompt_logprobs is not None and self._num_taken_prompt < len(self._prompt_logprobs):
+            prompt_logprobs = self._prompt_logprobs[self._num_taken_prompt :]
+            self._num_taken_prompt = len(self._prompt_logprobs)
         return OutputDelta(
-            request_id=self.request.request_id,
+            request_id=self._asked_as,
+            sample=self.sample,
+            prompt_logprobs=prompt_logprobs,
             text="".join(texts),
             token_ids=self._token_ids[first:end],
             logprobs=None if self._logprobs is None else self._logprobs[first:end],
@@ -105,7 +137,8 @@ class RequestStream:
         reason, stop_reason, error = self._ending()
         times, end = self._finished.times, self._num_safe_tokens()
         return RequestOutput(
-            request_id=self.request.request_id,
+            request_id=self._asked_as,
+            prompt_logprobs=None if self._prompt_logprobs is None else list(self._prompt_logprobs),
             prompt_token_ids=self.request.token_ids.tolist(),
             text="".join(self._texts),
             token_ids=self._token_ids[:end],
@@ -140,8 +173,7 @@ class RequestStream:
 
 
 def token_logprobs(logprobs: Logprobs, line: int, token_id: int, wanted: int) -> TokenLogprobs:
-    """One line of a step's log-probabilities, with as many alternatives as the request wanted."""
+    """One line of a step's log-probabilities, with as many alternatives as the request wanted and are possible."""
     ids, values = logprobs.top_ids[line, :wanted].tolist(), logprobs.top_values[line, :wanted].tolist()
-    return TokenLogprobs(
-        token_id, float(logprobs.values[line]), int(logprobs.ranks[line]), list(zip(ids, values, strict=True))
-    )
+    top = [(token, value) for token, value in zip(ids, values, strict=True) if value > -math.inf]
+    return TokenLogprobs(token_id, float(logprobs.values[line]), int(logprobs.ranks[line]), top)

@@ -40,19 +40,20 @@ class Tokenizer:
         """Ids that have a spelling; the model's own vocabulary may be padded beyond it."""
         return self._hub.get_vocab_size(with_added_tokens=True)
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, is_prompt: bool = True) -> list[int]:
         """Ids of a raw text with the full vocabulary: a special spelling in it becomes that token.
 
-        Nothing is added, except one BOS at the front if `bos_id` is set and the text does not
-        already begin with it. Raises RequestError for text that is not valid Unicode.
+        Nothing is added, except to a prompt one BOS at the front if `bos_id` is set and the text
+        does not already begin with it. Raises RequestError for text that is not valid Unicode.
         """
         try:
             ids: list[int] = self._hub.encode(text, add_special_tokens=False).ids
         except (TypeError, UnicodeEncodeError):
+            what = "prompt" if is_prompt else "a text"
             raise RequestError(
-                "prompt holds a lone surrogate and has no UTF-8 form; remove it or replace it with U+FFFD"
+                f"{what} holds a lone surrogate and has no UTF-8 form; remove it or replace it with U+FFFD"
             ) from None
-        if self.bos_id is not None and ids[:1] != [self.bos_id]:
+        if is_prompt and self.bos_id is not None and ids[:1] != [self.bos_id]:
             ids.insert(0, self.bos_id)
         return ids
 
@@ -95,9 +96,10 @@ class NoTokenizer:
     file = None
     eos_ids: tuple[int, ...] = ()
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, is_prompt: bool = True) -> list[int]:
         """Raises RequestError: there is nothing to encode with."""
-        raise RequestError(f"prompt is the text {text!r:.80}, but this model has no tokenizer; give token ids")
+        what = "prompt is" if is_prompt else "a parameter holds"
+        raise RequestError(f"{what} the text {text!r:.80}, but this model has no tokenizer; give token ids")
 
     def detokenizer(self, *, keeps_markup: bool = False) -> Detokenizer:
         """A decoder that gives no text."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -78,3 +78,14 @@ class ForwardBatch:
     decoder: TokenBatch
     decoder_tokens: Tensor | None
     logit_tokens: Tensor | None
+
+
+class Hidden(NamedTuple):
+    """What the head reads of each token after all layers; a few logits at a time can be made of it."""
+
+    streams: Tensor  # [tokens, streams, hidden]
+    pre: Tensor  # [tokens, streams] float32, weights of the last mix
+
+    def part(self, start: int, end: int) -> Hidden:
+        """Tokens start .. end - 1."""
+        return Hidden(self.streams[start:end], self.pre[start:end])

@@ -49,7 +49,8 @@ class BatchBuilder:
         elif ((decoder_starts > 0) & (positions - decoder_starts < self.window - 1)).any():
             decoder = self._token_batch(plan, rows, positions, offsets, plan.starts, plan.decoder_starts)
         logit_tokens = None
-        if not (is_single and decoder_tokens is None and plan.samples.all()) or plan.wants_logits.any():
+        is_plain = is_single and decoder_tokens is None and plan.samples.all()
+        if not is_plain or plan.wants_logits.any() or len(plan.logprob_rows):
             logit_tokens = self._int64(np.cumsum(is_decoder)[logit_positions(plan, offsets)] - 1)
         return ForwardBatch(tokens, None, encoder, decoder, decoder_tokens, logit_tokens)
 
@@ -118,9 +119,11 @@ class BatchBuilder:
 def logit_positions(plan: StepPlan, offsets: NDArray[np.integer]) -> NDArray[np.int64]:
     """Indices of the step's tokens whose logits are wanted.
 
-    First the last token of every sampling row, in row order; then all tokens of the rows that want
-    logits, in row order.
+    First the last token of every sampling row; then all tokens of the rows that want logits; then
+    the tokens that score prompt tokens; each in row order.
     """
     last = offsets[1:][plan.samples] - 1
     whole = [np.arange(offsets[row], offsets[row + 1]) for row in np.flatnonzero(plan.wants_logits)]
-    return np.concatenate([last, *whole]).astype(np.int64)
+    starts = offsets[plan.logprob_rows]
+    scored = [np.arange(start, start + count) for start, count in zip(starts, plan.logprob_counts, strict=True)]
+    return np.concatenate([last, *whole, *scored]).astype(np.int64)

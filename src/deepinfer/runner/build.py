@@ -88,12 +88,13 @@ def build_runner(config: EngineConfig, folder: Path, eos_ids: Sequence[int] | No
     bound = model.bind(pools)
     num_columns = -(-max_model_len // layout.block_tokens)
     builder = BatchBuilder(ops, num_slots, num_columns, layout.block_tokens, bound.token_ring, bound.window)
+    sampler = Sampler(ops, num_slots + 1, model_config.vocab_size, eos_ids, device)
     logger.info(
         "loaded %s on %s in %.1f s: %d layers, %d cache blocks of %d tokens (%.1f MiB), %d slots (%.1f MiB)",
         folder.name, device, time.monotonic() - started, model_config.num_layers, num_blocks, layout.block_tokens,
         pools.blocks.nbytes / 2**20, num_slots, pools.slots.nbytes / 2**20,
     )  # fmt: skip
-    return BuiltRunner(Runner(bound, builder, Sampler(ops, num_slots + 1), ops.clock), num_blocks, *sizes)
+    return BuiltRunner(Runner(bound, builder, sampler, ops.clock), num_blocks, *sizes)
 
 
 def _checked_eos(eos_ids: Sequence[int], vocab_size: int) -> tuple[int, ...]:

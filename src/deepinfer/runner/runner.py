@@ -12,26 +12,37 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from deepinfer.messages import Float32, Logprobs, StepPlan, StepResult
-from deepinfer.ops.batch import ForwardBatch
+from deepinfer.ops.batch import ForwardBatch, Hidden
 from deepinfer.ops.clock import OpClock
 from deepinfer.runner.batch import BatchBuilder
+from deepinfer.sampling.logprobs import TokenLogprobs, token_logprobs
 from deepinfer.sampling.sampler import Sampler
+
+PROMPT_PART = 256  # prompt tokens whose logits are on the device at a time
 
 
 class Model(Protocol):
     """A model bound to its caches, of whatever version."""
 
-    def forward(self, inputs: ForwardBatch) -> Tensor:
-        """Logits [len(inputs.logit_tokens), vocab] float32; writes the step's cache entries."""
+    def forward(self, inputs: ForwardBatch) -> Hidden:
+        """What `logits` reads, for the logit tokens in their order; writes the step's cache entries."""
+        ...
+
+    def logits(self, hidden: Hidden) -> Tensor:
+        """Logits [tokens, vocab] float32."""
         ...
 
 
 @dataclass(frozen=True)
 class Forwarded:
-    """A step between its two halves: logits are on the device, tokens are not drawn yet."""
+    """A step between its two halves: logits are on the device, tokens are not drawn yet.
+
+    hidden: first of the sampling rows, then of the prompt tokens that are scored.
+    """
 
     plan: StepPlan
-    logits: Tensor
+    hidden: Hidden
+    logits: Tensor  # [sampling rows, vocab]
     started: float
 
 
@@ -52,8 +63,10 @@ class Runner:
         """Compute the step's logits and cache entries."""
         started = time.monotonic()
         for setup in plan.setups:
-            self.sampler.set_slot(setup.slot, setup.params)
-        return Forwarded(plan, self.model.forward(self.builder.build(plan)), started)
+            self.sampler.set_slot(setup)
+        hidden = self.model.forward(self.builder.build(plan))
+        num_sampling = int(np.count_nonzero(plan.samples))
+        return Forwarded(plan, hidden, self.model.logits(hidden.part(0, num_sampling)), started)
 
     def sample(self, forwarded: Forwarded) -> StepResult:
         """Draw the next tokens, leave them in the token rings for the next step, return them."""
@@ -61,29 +74,57 @@ class Runner:
         slots, positions = plan.slots, plan.starts + plan.counts  # of the tokens to draw
         if not plan.samples.all():
             slots, positions = slots[plan.samples], positions[plan.samples]
-        drawn = self.sampler.sample(logits[: len(slots)], slots, positions)
+        drawn = self.sampler.sample(logits, slots, positions)
+        self.sampler.observe(slots, drawn.token_ids)
         self.builder.store(drawn.token_ids, slots, positions)
-        logprobs = None
-        if drawn.logprobs is not None:
-            values, ranks, top_ids, top_values = map(_on_host, drawn.logprobs)
-            logprobs = Logprobs(values, ranks.astype(np.int32), top_ids.astype(np.int32), top_values)
+        prompt_logits, start = self._prompt_logits(plan, forwarded.hidden, len(slots))
         return StepResult(
             step=plan.step,
             token_ids=_on_host(drawn.token_ids).astype(np.int32),
             is_finite=_on_host(drawn.is_finite),
-            logprobs=logprobs,
-            prompt_logits=_prompt_logits(plan, logits[len(slots) :]) if plan.wants_logits.any() else {},
+            has_choice=None if drawn.has_choice is None else _on_host(drawn.has_choice),
+            logprobs=None if drawn.logprobs is None else _logprobs([drawn.logprobs]),
+            prompt_logits=prompt_logits,
+            prompt_logprobs=self._prompt_logprobs(plan, forwarded.hidden, start),
             seconds=time.monotonic() - forwarded.started,
             op_seconds=self.clock.take() if self.clock is not None else {},
         )
 
+    def _prompt_logits(self, plan: StepPlan, hidden: Hidden, start: int) -> tuple[dict[int, Float32], int]:
+        """Whole logits by row, of the tokens from `start` on, and the first token behind them."""
+        found = {}
+        for row in np.flatnonzero(plan.wants_logits).tolist():
+            end = start + int(plan.counts[row])
+            parts = [self.model.logits(hidden.part(first, last)) for first, last in _parts(start, end)]
+            found[row], start = np.concatenate([_on_host(part) for part in parts]), end
+        return found, start
+
+    def _prompt_logprobs(self, plan: StepPlan, hidden: Hidden, start: int) -> Logprobs | None:
+        """Lines of all scored prompt tokens; their whole logits stay on the device, a part at a time."""
+        if not len(plan.logprob_targets):
+            return None
+        slots, targets = np.repeat(plan.slots[plan.logprob_rows], plan.logprob_counts), plan.logprob_targets
+        token_ids = torch.from_numpy(targets.astype(np.int64)).to(self.builder.device)
+        num_top = self.sampler.num_prompt_logprobs(slots)
+        return _logprobs(
+            [
+                token_logprobs(
+                    self.model.logits(hidden.part(start + first, start + end)), token_ids[first:end], num_top
+                )
+                for first, end in _parts(0, len(targets))
+            ]
+        )
+
+
+def _parts(start: int, end: int) -> list[tuple[int, int]]:
+    """start .. end - 1 in stretches of PROMPT_PART."""
+    return [(first, min(first + PROMPT_PART, end)) for first in range(start, end, PROMPT_PART)]
+
+
+def _logprobs(parts: list[TokenLogprobs]) -> Logprobs:
+    values, ranks, top_ids, top_values = (_on_host(torch.cat(column)) for column in zip(*parts, strict=True))
+    return Logprobs(values, ranks, top_ids, top_values)
+
 
 def _on_host(values: Tensor) -> NDArray[Any]:
     return values.numpy() if values.is_cpu else values.cpu().numpy()  # even a `cpu` without work costs time
-
-
-def _prompt_logits(plan: StepPlan, logits: Tensor) -> dict[int, Float32]:
-    rows = np.flatnonzero(plan.wants_logits).tolist()
-    counts = plan.counts[rows].tolist()
-    parts = torch.split(logits, counts) if rows else ()
-    return {row: _on_host(part) for row, part in zip(rows, parts, strict=True)}

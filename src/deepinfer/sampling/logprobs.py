@@ -1,4 +1,4 @@
-"""Log-probabilities of the model itself, for the rows that ask for them."""
+"""Log-probabilities of tokens: log-softmax in float32 of the model's logits, or of what is drawn from."""
 
 from __future__ import annotations
 
@@ -21,11 +21,24 @@ class TokenLogprobs(NamedTuple):
     top_values: Tensor  # [rows, K] float32
 
 
-def model_logprobs(logits: Tensor, token_ids: Tensor, is_finite: Tensor, params: RowParams) -> TokenLogprobs | None:
-    """Log-softmax in float32 of the model's logits, before temperature and every stage.
+def token_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> TokenLogprobs:
+    """One line per row. logits: [rows, vocab] float32. token_ids: [rows] int64. K = num_top, at most the vocabulary."""
+    value = logits.gather(1, token_ids[:, None])
+    total = logits.logsumexp(-1, keepdim=True)
+    top_ids = largest_ids(logits, min(num_top, logits.shape[1]))
+    return TokenLogprobs(
+        (value - total)[:, 0], _ranks(logits, value, token_ids), top_ids.int(), logits.gather(1, top_ids) - total
+    )
 
-    logits: [rows, vocab] float32. token_ids: [rows] int64, the chosen tokens. is_finite: [rows]
-    bool; lines of other rows mean nothing.
+
+def drawn_logprobs(
+    logits: Tensor, processed: Tensor, token_ids: Tensor, is_finite: Tensor, params: RowParams
+) -> TokenLogprobs | None:
+    """Of the chosen tokens; by `logprobs_mode` a row's are those of the model or of what it was drawn from.
+
+    logits, processed: [rows, vocab] float32, before and after all stages; the temperature is
+    applied to the latter here. token_ids: [rows] int64. is_finite: [rows] bool; lines of other rows
+    mean nothing.
     K is the largest number of alternatives that any row wants, at most the vocabulary.
     Returns None when no row asks.
     """
@@ -34,16 +47,13 @@ def model_logprobs(logits: Tensor, token_ids: Tensor, is_finite: Tensor, params:
     if asking.size == 0:
         return None
     rows = torch.from_numpy(asking).to(logits.device)
-    chosen, ids = logits[rows].where(is_finite[rows, None], 0.0), token_ids[rows]
-    value = chosen.gather(1, ids[:, None])
-    total = chosen.logsumexp(-1, keepdim=True)
-    top_ids = largest_ids(chosen, min(int(wanted.max()), chosen.shape[1]))
-    lines = (
-        (value - total)[:, 0],
-        _ranks(chosen, value, ids),
-        top_ids.int(),
-        chosen.gather(1, top_ids) - total,
-    )
+    chosen = logits[rows]
+    if (wants_processed := params["wants_processed"][asking]).any():
+        divisor = np.where(params.is_random, params["temperature"], np.float32(1.0))[asking]
+        scaled = processed[rows] / torch.from_numpy(divisor).to(logits.device)[:, None]
+        chosen = torch.where(torch.from_numpy(wants_processed).to(logits.device)[:, None], scaled, chosen)
+    chosen = chosen.where(is_finite[rows, None], 0.0)
+    lines = token_logprobs(chosen, token_ids[rows], int(wanted.max()))
     return TokenLogprobs(*(_spread(line, rows, logits.shape[0]) for line in lines))
 
 

@@ -1,4 +1,4 @@
-"""From logits to tokens: the stages, one draw, and the model's log-probabilities."""
+"""From logits to tokens: the stages, one draw, and log-probabilities."""
 
 from __future__ import annotations
 
@@ -10,36 +10,56 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from deepinfer.messages import SlotSetup
 from deepinfer.ops.table import Ops
-from deepinfer.sampling.logprobs import TokenLogprobs, model_logprobs
-from deepinfer.sampling.params import SamplingParams
+from deepinfer.sampling.bad_words import BadWords
+from deepinfer.sampling.bias import Bias
+from deepinfer.sampling.endings import MinTokens
+from deepinfer.sampling.golden import Golden
+from deepinfer.sampling.logprobs import TokenLogprobs, drawn_logprobs
+from deepinfer.sampling.penalties import Penalties
 from deepinfer.sampling.slot_params import RowParams, SlotParams
-from deepinfer.sampling.stages import STAGES, Stage
+from deepinfer.sampling.stages import EXCLUDED, FILTERS, Stage
 
 
 class Sampled(NamedTuple):
-    """One line per row, on the device of the logits."""
+    """One line per row, on the device of the logits. Where one of the two is False the token means nothing."""
 
     token_ids: Tensor  # [rows] int64
     is_finite: Tensor  # [rows] bool; False: the logits held NaN or infinity, or no finite value; the token is 0
+    has_choice: Tensor | None  # [rows] bool; False: the stages excluded every token. None = nowhere
     logprobs: TokenLogprobs | None  # None when no row asks
+
+
+def make_changes(num_slots: int, vocab_size: int, eos_ids: Sequence[int], device: torch.device) -> tuple[Stage, ...]:
+    """The stages before the filters, in their order: what is excluded or biased first, then the penalties."""
+    return (
+        Bias(num_slots, vocab_size, device),
+        BadWords(num_slots, device),
+        MinTokens(eos_ids),
+        Penalties(num_slots, vocab_size, device),
+    )
 
 
 class Sampler:
     """Chooses the next token of each row by the parameters of the row's slot.
 
-    What a row gets depends on its logits, parameters, seed and position only, never on its place
-    or on the other rows.
+    What a row gets depends on its logits, parameters, seed, position and the tokens before it only,
+    never on its place or on the other rows.
     """
 
-    def __init__(self, ops: Ops, num_slots: int, stages: Sequence[Stage] = STAGES) -> None:
+    def __init__(self, ops: Ops, num_slots: int, vocab_size: int, eos_ids: Sequence[int], device: torch.device) -> None:
         self._ops = ops
-        self._stages = tuple(stages)
+        self._changes = make_changes(num_slots, vocab_size, eos_ids, device)
         self._slots = SlotParams(num_slots)
+        self._golden = Golden()
 
-    def set_slot(self, slot: int, params: SamplingParams) -> None:
-        """The slot has a new occupant (`messages.SlotSetup`); `params.seed` is not None."""
-        self._slots.set(slot, params)
+    def set_slot(self, setup: SlotSetup) -> None:
+        """The slot has a new occupant; its `params.seed` is not None."""
+        self._slots.set(setup)
+        self._golden.set_slot(setup)
+        for stage in self._changes:
+            stage.set_slot(setup)
 
     def sample(self, logits: Tensor, slots: NDArray[np.int32], positions: NDArray[np.int32]) -> Sampled:
         """Choose one token per row.
@@ -47,16 +67,38 @@ class Sampler:
         logits: [rows, vocab] float32, not changed. slots: [rows], on the host. positions: [rows]
         of the tokens to be drawn, on the host: with the seed they key the noise of the draw.
         """
-        params = self._slots.rows(slots, logits.shape[1])
+        params = self._slots.rows(slots, positions, logits.shape[1])
         token_ids, is_finite = self._ops.best_tokens(logits)
-        if params.is_random.any():
-            token_ids = self._draw(logits, params, positions).where(is_finite, 0)
-        return Sampled(token_ids, is_finite, model_logprobs(logits, token_ids, is_finite, params))
+        has_choice, processed = None, _run(self._changes, logits, params)
+        if processed is not logits:
+            has_choice = ~is_finite | (processed.amax(-1) > EXCLUDED)
+        is_random = params.is_random.any()
+        if is_random:
+            processed = _run(FILTERS, processed, params)
+        if is_random or processed is not logits:
+            token_ids = self._draw(processed, params).where(is_finite, 0)
+        token_ids = self._golden.force(token_ids, params)
+        logprobs = drawn_logprobs(logits, processed, token_ids, is_finite, params)
+        return Sampled(token_ids, is_finite, has_choice, logprobs)
 
-    def _draw(self, logits: Tensor, params: RowParams, positions: NDArray[np.int32]) -> Tensor:
-        for stage in self._stages:
-            prepared = stage.prepare(params, logits.device)
-            if prepared is not None:
-                logits = stage.apply(logits, prepared)
-        keys = params["temperature"], params["seed"], positions.astype(np.int64)
+    def observe(self, slots: NDArray[np.int32], token_ids: Tensor) -> None:
+        """The answers in these slots [n], all different, go on with these tokens [n] int64."""
+        for stage in self._changes:
+            stage.observe(slots, token_ids)
+
+    def num_prompt_logprobs(self, slots: NDArray[np.int32]) -> int:
+        """The largest number of alternatives to prompt tokens that any of these slots asks for."""
+        return int(self._slots.column("prompt_logprobs")[slots].max(initial=0))
+
+    def _draw(self, logits: Tensor, params: RowParams) -> Tensor:
+        keys = params["temperature"], params["seed"], params.positions.astype(np.int64)
         return self._ops.draw(logits, *(torch.from_numpy(key).to(logits.device) for key in keys))
+
+
+def _run(stages: Sequence[Stage], logits: Tensor, params: RowParams) -> Tensor:
+    """Logits after these stages; the very same tensor when no row uses one of them."""
+    for stage in stages:
+        prepared = stage.prepare(params, logits.device)
+        if prepared is not None:
+            logits = stage.apply(logits, prepared)
+    return logits

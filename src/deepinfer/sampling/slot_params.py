@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from deepinfer.sampling.params import SamplingParams
+from deepinfer.messages import SlotSetup
 
 # A numeric field of SamplingParams that a stage reads gets one line here; None becomes -1.
 COLUMNS: dict[str, type[np.generic]] = {
@@ -17,17 +17,28 @@ COLUMNS: dict[str, type[np.generic]] = {
     "top_p": np.float32,
     "min_p": np.float32,
     "seed": np.int64,
+    "min_tokens": np.int64,
+    "repetition_penalty": np.float32,
+    "presence_penalty": np.float32,
+    "frequency_penalty": np.float32,
     "logprobs": np.int64,
+    "prompt_logprobs": np.int64,
 }
+DERIVED: dict[str, type[np.generic]] = {"num_prompt": np.int64, "wants_processed": np.bool_}
 # Below this a temperature acts as 0: scaled logits would leave float32, and no draw differs from the argmax.
 MIN_TEMPERATURE = 1e-5
 
 
 @dataclass(frozen=True)
 class RowParams:
-    """Parameters of the rows of one step: each column is [rows], line i belongs to row i."""
+    """The rows of one step: each column is [rows], line i belongs to row i.
+
+    slots: [rows] int32. positions: [rows] int32, of the tokens to be drawn.
+    """
 
     columns: dict[str, NDArray[Any]]
+    slots: NDArray[np.int32]
+    positions: NDArray[np.int32]
     vocab_size: int
 
     def __getitem__(self, name: str) -> NDArray[Any]:
@@ -39,22 +50,37 @@ class RowParams:
         result: NDArray[np.bool_] = self.columns["temperature"] > 0
         return result
 
+    @property
+    def num_generated(self) -> NDArray[np.int64]:
+        """[rows] tokens of the answer before the one to be drawn."""
+        result: NDArray[np.int64] = self.positions - self.columns["num_prompt"]
+        return result
+
 
 class SlotParams:
     """One line of parameters per slot; a line is replaced when the slot gets a new occupant."""
 
     def __init__(self, num_slots: int) -> None:
-        self._columns: dict[str, NDArray[Any]] = {name: np.zeros(num_slots, dtype) for name, dtype in COLUMNS.items()}
+        kinds = COLUMNS | DERIVED
+        self._columns: dict[str, NDArray[Any]] = {name: np.zeros(num_slots, dtype) for name, dtype in kinds.items()}
 
-    def set(self, slot: int, params: SamplingParams) -> None:
-        """Take the parameters of the slot's new occupant; `params.seed` is not None."""
+    def set(self, setup: SlotSetup) -> None:
+        """Take the parameters of the slot's new occupant; its seed is not None."""
+        slot, params = setup.slot, setup.params
         assert params.seed is not None, "the frontend fills in the seed"
-        for name, column in self._columns.items():
+        for name in COLUMNS:
             value = getattr(params, name)
-            column[slot] = -1 if value is None else value
+            self._columns[name][slot] = -1 if value is None else value
         if params.temperature < MIN_TEMPERATURE:
             self._columns["temperature"][slot] = 0.0
+        self._columns["num_prompt"][slot] = setup.num_prompt
+        self._columns["wants_processed"][slot] = params.logprobs_mode == "processed"
 
-    def rows(self, slots: NDArray[np.int32], vocab_size: int) -> RowParams:
+    def column(self, name: str) -> NDArray[Any]:
+        """One parameter of all slots."""
+        return self._columns[name]
+
+    def rows(self, slots: NDArray[np.int32], positions: NDArray[np.int32], vocab_size: int) -> RowParams:
         """The parameters of these slots [rows], in this order."""
-        return RowParams({name: column[slots] for name, column in self._columns.items()}, vocab_size)
+        columns = {name: column[slots] for name, column in self._columns.items()}
+        return RowParams(columns, slots, positions, vocab_size)

@@ -1,23 +1,26 @@
 """The stages between the model's logits and the draw: each one excludes tokens or changes their logits.
 
 A stage looks at the parameters of a step's rows and prepares tensors for the rows that use it, or
-nothing; then it gives new logits. The sampler runs the prepared stages in the order of `STAGES`;
-a stage that no row uses costs one comparison on the host. To add one: a field in `params.py`, its
-column in `slot_params.py`, a class here and its place in `STAGES`.
+nothing; then it gives new logits. A stage that no row uses costs one comparison on the host. To add
+one: a field in `params.py`, its column in `slot_params.py` if it is a number, and a class in a
+tuple that the sampler runs: `make_changes` (`sampler.py`) or `FILTERS` here.
 
-The temperature is applied by the draw itself. Stages that speak of probabilities mean those at
-the row's temperature, after the stages before them: min-p, then top-k, then top-p.
+Changes act on every row and may move the likeliest token. Filters come after them, act on rows
+that draw at random and always leave the likeliest token: min-p, then top-k, then top-p, each by
+the probabilities at the row's temperature after the stages before it. The draw itself divides by
+the temperature.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from deepinfer.messages import SlotSetup
 from deepinfer.sampling.slot_params import RowParams
 from deepinfer.sampling.ties import keep_largest
 
@@ -25,14 +28,25 @@ EXCLUDED = float("-inf")
 FIRST_LOOK = 256  # top-p rarely needs more tokens than this, and a few are found much faster than a sort
 
 
-class Stage(Protocol):
-    """One step between logits and draw; holds no state of its own."""
+class Stage:
+    """One step between logits and draw. What it must remember of a request it keeps by slot.
+
+    Rows may be any, several of one slot too, at any positions.
+    """
+
+    def set_slot(self, setup: SlotSetup) -> None:
+        """The slot has a new occupant, whose known tokens are in the setup."""
+
+    def observe(self, slots: NDArray[np.int32], token_ids: Tensor) -> None:
+        """The answers in these slots [n], all different, go on with these tokens [n] int64."""
 
     def prepare(self, params: RowParams, device: torch.device) -> Any | None:
         """What `apply` needs, or None when no row of this step uses the stage."""
+        raise NotImplementedError
 
     def apply(self, logits: Tensor, prepared: Any) -> Tensor:
         """New logits [rows, vocab] float32; rows that do not use the stage stay bit for bit as they are."""
+        raise NotImplementedError
 
 
 class Limits(NamedTuple):
@@ -43,7 +57,7 @@ class Limits(NamedTuple):
     temperature: Tensor  # [used] float32, above 0
 
 
-class MinP:
+class MinP(Stage):
     """Exclude tokens with less than `min_p` times the probability of the likeliest one."""
 
     def prepare(self, params: RowParams, device: torch.device) -> Limits | None:
@@ -56,7 +70,7 @@ class MinP:
         return _exclude(logits, prepared.rows, chosen, keep)
 
 
-class TopK:
+class TopK(Stage):
     """Keep the `top_k` likeliest tokens; of equally likely ones those with the lower ids."""
 
     def prepare(self, params: RowParams, device: torch.device) -> Limits | None:
@@ -70,7 +84,7 @@ class TopK:
         return _exclude(logits, prepared.rows, chosen, keep_largest(chosen, last, count))
 
 
-class TopP:
+class TopP(Stage):
     """Keep the fewest likeliest tokens whose probabilities sum to `top_p` or more, one at least.
 
     Where the border falls among equally likely tokens, those with the lower ids are kept.
@@ -105,11 +119,11 @@ def _reach(ordered: Tensor, temperature: Tensor, goal: Tensor) -> tuple[Tensor, 
     return ordered.gather(1, count[:, None] - 1)[:, 0], count, sums[:, -1] >= goal
 
 
-STAGES: tuple[Stage, ...] = (MinP(), TopK(), TopP())
+FILTERS: tuple[Stage, ...] = (MinP(), TopK(), TopP())
 
 
 def _limits(params: RowParams, name: str, uses: NDArray[np.bool_], device: torch.device) -> Limits | None:
-    """The rows that use a stage and draw at random; a filter never changes which token is the likeliest."""
+    """The rows that use a filter and draw at random."""
     rows = np.flatnonzero(uses & params.is_random)
     if rows.size == 0:
         return None

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from deepinfer.messages import Int32, RequestTimes
+from deepinfer.messages import Int32, RequestTimes, SlotSetup, TokenSequences
 from deepinfer.sampling.params import SamplingParams
 
 
@@ -18,7 +18,7 @@ class Request:
     decoder_start: position from which its tokens pass the decoder half, fixed at arrival.
     generated: the sampled tokens that the host knows.
     slot: 0 = it holds none.
-    num_logits: prompt positions whose logits were handed out.
+    num_logits, num_logprobs: prompt positions of which they were handed out.
     """
 
     request_id: str
@@ -29,9 +29,11 @@ class Request:
     sequence: int
     decoder_start: int
     wants_prompt_logits: bool
+    bad_word_ids: TokenSequences = ()
     generated: list[int] = field(default_factory=list)
     slot: int = 0
     num_logits: int = 0
+    num_logprobs: int = 0
     num_preemptions: int = 0
     scheduled: float | None = None
     first_token: float | None = None
@@ -54,6 +56,11 @@ class Request:
             return self.prompt[start:end]
         generated = self.generated[max(0, start - num_prompt) : end - num_prompt]
         return np.concatenate((self.prompt[start:], np.array(generated, dtype=np.int32)))
+
+    def setup(self) -> SlotSetup:
+        """What the device must know when the request enters its slot."""
+        known = self.tokens(0, self.num_tokens)
+        return SlotSetup(self.slot, self.params, len(self.prompt), known, self.bad_word_ids)
 
     def times(self, finished: float) -> RequestTimes:
         return RequestTimes(self.arrival, self.scheduled, self.first_token, finished)

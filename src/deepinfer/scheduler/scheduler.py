@@ -36,7 +36,6 @@ from deepinfer.cache.manager import CacheManager
 from deepinfer.config.engine import ReplayMode, SchedulerOptions
 from deepinfer.errors import RequestError
 from deepinfer.messages import (
-    Bool,
     Finished,
     FinishReason,
     Float32,
@@ -67,15 +66,23 @@ class _Chunk:
     samples: bool
     wants_logits: bool
 
+    @property
+    def num_logprobs(self) -> int:
+        """Tokens of the row, from its first on, that a prompt token follows which is to be scored."""
+        if self.request.params.prompt_logprobs is None:
+            return 0
+        return max(0, min(self.end, len(self.request.prompt) - 1) - self.start)
+
 
 @dataclass(slots=True)
 class _InFlight:
-    """What `update` needs to know of a plan: its sampling rows, and its rows that return logits."""
+    """What `update` needs to know of a plan: its sampling rows, and those that return logits or log-probabilities."""
 
     step: int
     slots: Int32
     serials: Int64
     logit_rows: list[tuple[int, _Chunk]] = field(default_factory=list)
+    logprob_chunks: list[_Chunk] = field(default_factory=list)
 
 
 class Scheduler:
@@ -100,6 +107,7 @@ class Scheduler:
     ) -> None:
         assert cache.num_slots <= options.max_step_tokens, "a step must hold a token of every slot"
         self.num_preemptions = 0
+        self.num_not_finite = 0
         self._max_step_tokens = options.max_step_tokens
         self._max_chunk_tokens = options.max_chunk_tokens or options.max_step_tokens
         self._cache = cache
@@ -149,7 +157,8 @@ class Scheduler:
         """Queue a request. Raises RequestError (QueueFullError when the queue is full); then nothing is queued."""
         self._refuse_unfit(request)
         num_prompt = len(request.token_ids)
-        keep = num_prompt if request.wants_prompt_logits else self._replay_keep_tokens
+        is_scored = request.wants_prompt_logits or request.params.prompt_logprobs is not None
+        keep = num_prompt if is_scored else self._replay_keep_tokens
         entry = Request(
             request_id=request.request_id,
             prompt=np.ascontiguousarray(request.token_ids, dtype=np.int32),
@@ -159,6 +168,7 @@ class Scheduler:
             sequence=self._num_arrivals,
             decoder_start=max(0, num_prompt - keep),
             wants_prompt_logits=request.wants_prompt_logits,
+            bad_word_ids=request.bad_word_ids,
         )
         self._queue.add(entry)
         self._requests[entry.request_id] = entry
@@ -196,7 +206,8 @@ class Scheduler:
         plan = self._build_plan(decoding, chunks, setups)
         sampling = plan.slots[plan.samples]
         logit_rows = [(len(decoding) + row, chunk) for row, chunk in enumerate(chunks) if chunk.wants_logits]
-        self._in_flight.append(_InFlight(plan.step, sampling, self._state.serial[sampling], logit_rows))
+        scored = [chunk for chunk in chunks if chunk.num_logprobs]
+        self._in_flight.append(_InFlight(plan.step, sampling, self._state.serial[sampling], logit_rows, scored))
         return plan
 
     def _take_decode_rows(self) -> Int32:
@@ -233,7 +244,7 @@ class Scheduler:
             request = self._admit_next()
             if request is None:
                 break
-            setups.append(SlotSetup(request.slot, request.params))
+            setups.append(request.setup())
             chunks.append(self._take_chunk(request, budget))
         if chunks:
             done = {chunk.slot for chunk in chunks if chunk.samples}
@@ -289,7 +300,7 @@ class Scheduler:
             host_tokens = np.concatenate([chunk.request.tokens(chunk.start, chunk.end) for chunk in chunks])
         self._num_steps += 1
         table_slots, table_columns, table_blocks = self._cache.take_changes()
-        return StepPlan(
+        plan = StepPlan(
             step=self._num_steps,
             slots=slots,
             starts=starts,
@@ -304,6 +315,14 @@ class Scheduler:
             table_blocks=table_blocks,
             setups=setups,
         )
+        scored = [(num_decode + row, chunk) for row, chunk in enumerate(chunks) if chunk.num_logprobs]
+        if scored:
+            plan.logprob_rows = np.array([row for row, _ in scored], dtype=np.int32)
+            plan.logprob_counts = np.array([chunk.num_logprobs for _, chunk in scored], dtype=np.int32)
+            plan.logprob_targets = np.concatenate(
+                [chunk.request.prompt[chunk.start + 1 :][: chunk.num_logprobs] for _, chunk in scored]
+            )
+        return plan
 
     # -- results
 
@@ -317,17 +336,21 @@ class Scheduler:
         assert len(result.token_ids) == len(step.slots), f"{len(result.token_ids)} tokens for {len(step.slots)} rows"
         now = self._clock()
         prompt_logits = self._take_prompt_logits(step, result)
+        prompt_logprobs = self._take_prompt_logprobs(step, result, now)
         is_wanted = self._state.serial[step.slots] == step.serials
         if not result.is_finite.all():
             self._end_broken(step.slots[is_wanted & ~result.is_finite], now)
             is_wanted &= result.is_finite
+        if result.has_choice is not None and not result.has_choice.all():
+            self._end_without_choice(step.slots[is_wanted & ~result.has_choice], now)
+            is_wanted &= result.has_choice
         slots, tokens, logprobs = step.slots, result.token_ids, result.logprobs
         if not is_wanted.all():
             slots, tokens = slots[is_wanted], tokens[is_wanted]
-            logprobs = _lines(logprobs, is_wanted)
+            logprobs = None if logprobs is None else logprobs.lines(is_wanted)
         request_ids = self._append(slots, tokens, now)
         self._release_drained()
-        return StepOutput(request_ids, tokens, logprobs, self.take_finished(), prompt_logits)
+        return StepOutput(request_ids, tokens, logprobs, self.take_finished(), prompt_logits, prompt_logprobs)
 
     def _append(self, slots: Int32, tokens: Int32, now: float) -> list[str]:
         """Give each slot's request its token and end those that are complete; returns the request ids."""
@@ -361,16 +384,52 @@ class Scheduler:
                 request.num_logits = end
         return lines
 
+    def _take_prompt_logprobs(self, step: _InFlight, result: StepResult, now: float) -> list[tuple[str, int, Logprobs]]:
+        """The same of log-probabilities; a request with one that is no number ends here."""
+        found: list[tuple[str, int, Logprobs]] = []
+        first = 0
+        for chunk in step.logprob_chunks:
+            assert result.prompt_logprobs is not None, "a plan asked for log-probabilities of prompt tokens"
+            request, lines = chunk.request, result.prompt_logprobs.lines(slice(first, first + chunk.num_logprobs))
+            first += chunk.num_logprobs
+            start, end = max(chunk.start, request.num_logprobs), chunk.start + chunk.num_logprobs
+            if start >= end or self._requests.get(request.request_id) is not request:
+                continue
+            if np.isnan(lines.values).any():
+                self._end_not_finite(request, chunk.start + int(np.isnan(lines.values).argmax()) + 1, now)
+                continue
+            found.append((request.request_id, start + 1, lines.lines(slice(start - chunk.start, None))))
+            request.num_logprobs = end
+        return found
+
     def _end_broken(self, slots: Int32, now: float) -> None:
         for slot in slots.tolist():
-            request = self._occupants[slot]
-            assert request is not None, f"slot {slot} has a result but no request"
+            request = self._occupant(slot)
+            self._end_not_finite(request, request.num_tokens, now)
+
+    def _end_not_finite(self, request: Request, position: int, now: float) -> None:
+        self.num_not_finite += 1
+        error = (
+            f"request {request.request_id!r}: the model gave NaN or no finite logit for position "
+            f"{position}, so it ends after {len(request.generated)} tokens; check the checkpoint, "
+            "or try --precision float32"
+        )
+        self._end(request, "error", now, error=error)
+
+    def _end_without_choice(self, slots: Int32, now: float) -> None:
+        for slot in slots.tolist():
+            request = self._occupant(slot)
             error = (
-                f"request {request.request_id!r}: the model gave NaN or no finite logit for position "
-                f"{request.num_tokens}, so it ends after {len(request.generated)} tokens; check the checkpoint, "
-                "or try --precision float32"
+                f"request {request.request_id!r}: its own parameters exclude every token of the vocabulary at position "
+                f"{request.num_tokens}, so it ends after {len(request.generated)} tokens; allow more tokens "
+                "(allowed_token_ids, bad_words, min_tokens)"
             )
             self._end(request, "error", now, error=error)
+
+    def _occupant(self, slot: int) -> Request:
+        request = self._occupants[slot]
+        assert request is not None, f"slot {slot} has a result but no request"
+        return request
 
     def _end(
         self,
@@ -424,12 +483,7 @@ class Scheduler:
             raise RequestError(
                 f"request {name!r}: priority is {request.priority}; it must be from -{MAX_PRIORITY} to {MAX_PRIORITY}"
             )
-        unknown = [token for token in request.params.stop_token_ids if token >= self._vocab_size]
-        if unknown:
-            raise RequestError(
-                f"request {name!r}: stop_token_ids holds {unknown[0]} but token ids are below {self._vocab_size}; "
-                "leave it out"
-            )
+        request.params.check_ids(self._vocab_size)
         if num_prompt + max_tokens > self._max_model_len:
             raise RequestError(
                 f"request {name!r}: max_tokens is {max_tokens} but prompt ({num_prompt} tokens) + max_tokens must be "
@@ -469,9 +523,3 @@ class Scheduler:
         for request in self._requests.values():
             assert request.slot or request.request_id in self._queue, f"request {request.request_id!r} is nowhere"
         assert held or cache.num_free_blocks == cache.num_blocks, "blocks are held though nothing runs"
-
-
-def _lines(logprobs: Logprobs | None, lines: Bool) -> Logprobs | None:
-    if logprobs is None:
-        return None
-    return Logprobs(logprobs.values[lines], logprobs.ranks[lines], logprobs.top_ids[lines], logprobs.top_values[lines])

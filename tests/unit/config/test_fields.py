@@ -6,6 +6,7 @@ import pytest
 from deepinfer.config import fields
 from deepinfer.config.engine import EngineConfig, ModelOptions, declared, option
 from deepinfer.errors import ConfigError
+from deepinfer.sampling.checks import TokenBias
 from deepinfer.sampling.params import SamplingParams
 
 
@@ -17,6 +18,7 @@ class Example:
     share: float = option(0.5, "a share")
     mode: Literal["a", "b"] = option("a", "a mode", variable="DEEPINFER_MODE")
     ids: tuple[int, ...] | None = option(None, "some ids")
+    biases: tuple[TokenBias, ...] = option((), "some biases")
     is_on: bool = option(False, "a switch")
 
 
@@ -48,6 +50,7 @@ def test_read_options_keeps_ranges_of_sampling_parameters():
         ("share", "0.25", 0.25),
         ("mode", "b", "b"),
         ("ids", "0, 2,20", (0, 2, 20)),
+        ("biases", "3:-1.5, 7:2", (TokenBias(3, -1.5), TokenBias(7, 2.0))),
         ("is_on", "Yes", True),
         ("is_on", "0", False),
     ],
@@ -64,6 +67,8 @@ def test_parse_gives_the_value(name, text, value):
         ("share", "half", "'half' is not a number"),
         ("mode", "c", "'c' is not one of a, b"),
         ("ids", "1,,2", "'' is not a whole number"),
+        ("biases", "3", "'3' is not token_id:bias"),
+        ("biases", "3:x", "'x' is not a number"),
         ("is_on", "maybe", "'maybe' is not one of 1, true"),
     ],
 )

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from deepinfer.messages import Bool, Float32, Int32, Logprobs, StepPlan, StepResult
+from deepinfer.messages import Bool, Float32, Int32, Logprobs, SlotSetup, StepPlan, StepResult
 
 UInt64 = NDArray[np.uint64]
 
@@ -82,6 +82,8 @@ class NullRunner:
         self._history = np.zeros(num_slots + 1, dtype=np.uint64)
         self._seed = np.zeros(num_slots + 1, dtype=np.uint64)
         self._num_logprobs = np.full(num_slots + 1, -1, dtype=np.int32)  # -1 = none wanted
+        self._num_prompt_logprobs = np.full(num_slots + 1, -1, dtype=np.int32)
+        self._known: dict[int, Int32] = {}  # tokens in each slot's setup
         self._num_setups = 0
         self._num_steps = 0
 
@@ -93,7 +95,7 @@ class NullRunner:
         self._num_steps += 1
         assert plan.step == self._num_steps, f"step {plan.step} came, step {self._num_steps} was due"
         for setup in plan.setups:
-            self._set_up(setup.slot, setup.params.seed or 0, setup.params.logprobs)
+            self._set_up(setup)
         self._change_table(plan)
         self._check_rows(plan)
         self._check_blocks(plan)
@@ -101,17 +103,27 @@ class NullRunner:
         slots = plan.slots[plan.samples]
         tokens = self._model.draw(self._history[slots], self._seed[slots])
         self._token[slots] = tokens
-        return StepResult(plan.step, tokens, self._is_finite(tokens), self._logprobs(slots, tokens), self._logits(plan))
+        return StepResult(
+            plan.step,
+            tokens,
+            self._is_finite(tokens),
+            self._logprobs(self._num_logprobs[slots], tokens),
+            self._logits(plan),
+            prompt_logprobs=self._prompt_logprobs(plan),
+        )
 
-    def _set_up(self, slot: int, seed: int, num_logprobs: int | None) -> None:
+    def _set_up(self, setup: SlotSetup) -> None:
+        slot, params = setup.slot, setup.params
         assert 0 < slot < len(self._token), f"slot {slot} does not exist"
         self._num_setups += 1
         self._occupant[slot] = self._num_setups
         self._num_computed[slot] = 0
         self._token[slot] = -1
         self._history[slot] = 0
-        self._seed[slot] = seed
-        self._num_logprobs[slot] = -1 if num_logprobs is None else num_logprobs
+        self._seed[slot] = params.seed or 0
+        self._num_logprobs[slot] = -1 if params.logprobs is None else params.logprobs
+        self._num_prompt_logprobs[slot] = -1 if params.prompt_logprobs is None else params.prompt_logprobs
+        self._known[slot] = setup.token_ids
 
     def _change_table(self, plan: StepPlan) -> None:
         slots, columns, blocks = plan.table_slots, plan.table_columns, plan.table_blocks
@@ -162,6 +174,8 @@ class NullRunner:
             start, end, slot = end, end + int(plan.counts[row]), plan.slots[row]
             chunk = plan.host_tokens[start:end]
             assert ((chunk >= 0) & (chunk < self._model.vocab_size)).all(), "a prefill token is out of range"
+            known = self._known[slot][plan.starts[row] :][: len(chunk)]
+            assert np.array_equal(chunk, known), "a slot's setup and its prefill have different tokens"
             self._history[slot] = self._model.history(chunk, self._history[slot, None])[0]
         self._num_computed[plan.slots] += plan.counts
 
@@ -170,8 +184,15 @@ class NullRunner:
         is_finite: Bool = tokens != broken
         return is_finite
 
-    def _logprobs(self, slots: Int32, tokens: Int32) -> Logprobs | None:
-        num_top = int(self._num_logprobs[slots].max(initial=-1))
+    def _prompt_logprobs(self, plan: StepPlan) -> Logprobs | None:
+        for row, count in zip(plan.logprob_rows.tolist(), plan.logprob_counts.tolist(), strict=True):
+            assert plan.is_prefill[row] and 0 < count <= plan.counts[row], "a row scores tokens that it does not have"
+        wanted = self._num_prompt_logprobs[plan.slots[plan.logprob_rows]]
+        assert (wanted >= 0).all(), "a row scores tokens that nobody asked for"
+        return self._logprobs(wanted, plan.logprob_targets)
+
+    def _logprobs(self, wanted: Int32, tokens: Int32) -> Logprobs | None:
+        num_top = int(wanted.max(initial=-1))
         if num_top < 0:
             return None
         top = (tokens[:, None] + np.arange(num_top, dtype=np.int32)) % self._model.vocab_size

@@ -9,7 +9,7 @@ from deepinfer.cache.pools import CachePools
 from deepinfer.model.v41.config import ModelConfig
 from deepinfer.model.v41.layer import layer_caches, prepare_layer
 from deepinfer.model.v41.weights import ModelWeights
-from deepinfer.ops.batch import ForwardBatch
+from deepinfer.ops.batch import ForwardBatch, Hidden
 from deepinfer.ops.layers import BoundLayer, LayerInputs, LayerState, enter_layer, keep_tokens, leave_layer
 from deepinfer.ops.table import Ops
 
@@ -49,8 +49,8 @@ class BoundModel:
         self.token_ring = pools.numbers("tokens", torch.int32).squeeze(-1)  # [slots, length]
         self.window = model.config.window
 
-    def forward(self, inputs: ForwardBatch) -> Tensor:
-        """Logits [logit tokens, vocab] float32; writes the step's entries into all caches.
+    def forward(self, inputs: ForwardBatch) -> Hidden:
+        """What `logits` reads, for the logit tokens; writes the step's entries into all caches.
 
         Every token passes the layers below the boundary and the boundary layer's compressor. What
         lies above reads global entries that are complete by then and the window vectors of its
@@ -62,12 +62,14 @@ class BoundModel:
         ops.store_tokens(inputs.tokens, batch, self.token_ring)
         state = LayerState(*ops.embed(inputs.tokens, model.embedding), None)
         done = self._run_layers(state, LayerInputs(batch, ngram_rows, inputs.is_image), inputs)
-        if done is None:
-            return torch.zeros(0, model.config.vocab_size, device=inputs.tokens.device)
-        streams, pre, chosen = done.streams, done.pre, inputs.logit_tokens
-        if chosen is not None:
-            streams, pre = streams[chosen], pre[chosen]
-        return ops.head(streams, pre, model.head)
+        if done is None:  # no token reached the head
+            return Hidden(state.streams[:0], state.pre[:0])
+        chosen = inputs.logit_tokens
+        return Hidden(done.streams, done.pre) if chosen is None else Hidden(done.streams[chosen], done.pre[chosen])
+
+    def logits(self, hidden: Hidden) -> Tensor:
+        """Logits [tokens, vocab] float32."""
+        return self.model.ops.head(hidden.streams, hidden.pre, self.model.head)
 
     def _run_layers(self, state: LayerState, shared: LayerInputs, inputs: ForwardBatch) -> LayerState | None:
         """The decoder's tokens after all layers; None when there are none."""

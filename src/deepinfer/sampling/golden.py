@@ -1,0 +1,37 @@
+"""`golden_token_ids`: the answer is given, and the model only says how likely it is (teacher forcing)."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from deepinfer.messages import SlotSetup
+from deepinfer.sampling.slot_params import RowParams
+
+
+class Golden:
+    """Puts given tokens in the place of drawn ones; no stage, since logits stay as they are."""
+
+    def __init__(self) -> None:
+        self._tokens: dict[int, NDArray[np.int64]] = {}  # by slot
+
+    def set_slot(self, setup: SlotSetup) -> None:
+        """Take the request's tokens, if it has any."""
+        self._tokens.pop(setup.slot, None)
+        if setup.params.golden_token_ids is not None:
+            self._tokens[setup.slot] = np.array(setup.params.golden_token_ids, dtype=np.int64)
+
+    def force(self, token_ids: Tensor, params: RowParams) -> Tensor:
+        """Tokens [rows] int64: the given one where the row's answer has one at its place."""
+        if not self._tokens:
+            return token_ids
+        rows, forced = [], []
+        for row, (slot, place) in enumerate(zip(params.slots.tolist(), params.num_generated.tolist(), strict=True)):
+            if slot in self._tokens and place < len(self._tokens[slot]):
+                rows.append(row)
+                forced.append(int(self._tokens[slot][place]))
+        if not rows:
+            return token_ids
+        return token_ids.index_copy(0, *(torch.tensor(part, device=token_ids.device) for part in (rows, forced)))

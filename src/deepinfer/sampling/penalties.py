@@ -1,0 +1,83 @@
+"""Penalties for tokens that were there before: repetition, presence and frequency."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from deepinfer.messages import SlotSetup
+from deepinfer.sampling.slot_lines import SlotLines
+from deepinfer.sampling.slot_params import RowParams
+from deepinfer.sampling.stages import Stage
+
+
+class Penalized(NamedTuple):
+    """The rows with a penalty, their lines of counts, and what each asked for ([used, 1] float32)."""
+
+    rows: Tensor
+    count_lines: Tensor
+    prompt_lines: Tensor
+    repetition: Tensor
+    presence: Tensor
+    frequency: Tensor
+
+
+class Penalties(Stage):
+    """Lower (or raise) the logits of tokens seen before.
+
+    The repetition penalty (Keskar et al., "CTRL", 2019, section 4.1; here for both signs of a logit)
+    is for tokens of prompt and answer; then frequency times the token's count, and presence if the
+    count is not 0, are taken off, both for the answer alone. The counts live on the device and
+    grow with each drawn token, so a step can be planned before its tokens are known to the host;
+    a request that starts again in a slot is counted from the tokens in its setup.
+    """
+
+    def __init__(self, num_slots: int, vocab_size: int, device: torch.device) -> None:
+        self._counts = SlotLines(num_slots, vocab_size, torch.int32, device)  # of each token in the answer
+        self._is_prompt = SlotLines(num_slots, vocab_size, torch.bool, device)
+
+    def set_slot(self, setup: SlotSetup) -> None:
+        """Count the tokens that are known already, if the request has a penalty."""
+        slot, params = setup.slot, setup.params
+        if params.repetition_penalty == 1.0 and params.presence_penalty == params.frequency_penalty == 0.0:
+            self._counts.release(slot)
+            self._is_prompt.release(slot)
+            return
+        counts, is_prompt = self._counts.take(slot), self._is_prompt.take(slot)
+        known = torch.from_numpy(setup.token_ids.astype(np.int64)).to(counts.device)
+        is_prompt[known[: setup.num_prompt]] = True
+        answer = known[setup.num_prompt :]
+        counts.scatter_add_(0, answer, torch.ones_like(answer, dtype=torch.int32))
+
+    def observe(self, slots: NDArray[np.int32], token_ids: Tensor) -> None:
+        """Count one more token for each of these slots that has a penalty."""
+        users = self._counts.holders(slots)
+        if users.size == 0:
+            return
+        tokens = token_ids[torch.from_numpy(users).to(token_ids.device)]
+        self._counts.tensor[self._counts.numbers(slots[users]), tokens] += 1  # the lines differ, so no place is twice
+
+    def prepare(self, params: RowParams, device: torch.device) -> Penalized | None:
+        """The rows with a penalty."""
+        rows = self._counts.holders(params.slots)
+        if rows.size == 0:
+            return None
+        slots = params.slots[rows]
+        names = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+        values = (torch.from_numpy(params[name][rows]).to(device)[:, None] for name in names)
+        places = torch.from_numpy(rows).to(device)
+        return Penalized(places, self._counts.numbers(slots), self._is_prompt.numbers(slots), *values)
+
+    def apply(self, logits: Tensor, prepared: Penalized) -> Tensor:
+        """Logits [rows, vocab] with the penalties taken off."""
+        chosen = logits[prepared.rows]
+        counts = self._counts.tensor[prepared.count_lines]
+        is_seen = (counts > 0) | self._is_prompt.tensor[prepared.prompt_lines]
+        scaled = torch.where(chosen > 0, chosen / prepared.repetition, chosen * prepared.repetition)
+        chosen = torch.where(is_seen, scaled, chosen)
+        chosen = chosen - prepared.frequency * counts - prepared.presence * (counts > 0)
+        return logits.index_copy(0, prepared.rows, chosen)
