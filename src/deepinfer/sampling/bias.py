@@ -11,7 +11,7 @@ from torch import Tensor
 from deepinfer.messages import SlotSetup
 from deepinfer.sampling.slot_lines import SlotLines
 from deepinfer.sampling.slot_params import RowParams
-from deepinfer.sampling.stages import EXCLUDED, Stage
+from deepinfer.sampling.stages import EXCLUDED, Stage, with_rows
 
 
 class Biased(NamedTuple):
@@ -50,8 +50,7 @@ class Bias(Stage):
 
     def apply(self, logits: Tensor, prepared: Biased) -> Tensor:
         """Logits [rows, vocab] with the biases added."""
-        chosen = logits[prepared.rows] + self._biases.tensor[prepared.lines]
-        return logits.index_copy(0, prepared.rows, chosen)
+        return with_rows(logits, prepared.rows, logits[prepared.rows].add_(self._biases.tensor[prepared.lines]))
 
 
 def _on(line: Tensor, values: np.ndarray) -> Tensor:

@@ -38,6 +38,8 @@ class MinTokens(Stage):
 
     def prepare(self, params: RowParams, device: torch.device) -> Places | None:
         """The ends that are too early."""
+        if not self._end_ids:
+            return None
         rows = np.flatnonzero(params.num_generated < params["min_tokens"])
         if rows.size == 0:
             return None

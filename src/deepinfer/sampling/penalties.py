@@ -12,18 +12,18 @@ from torch import Tensor
 from deepinfer.messages import SlotSetup
 from deepinfer.sampling.slot_lines import SlotLines
 from deepinfer.sampling.slot_params import RowParams
-from deepinfer.sampling.stages import Stage
+from deepinfer.sampling.stages import Stage, with_rows
 
 
 class Penalized(NamedTuple):
-    """The rows with a penalty, their lines of counts, and what each asked for ([used, 1] float32)."""
+    """The rows with a penalty, their lines, and what each asked for: [used, 1] float32, None if no row did."""
 
     rows: Tensor
     count_lines: Tensor
     prompt_lines: Tensor
-    repetition: Tensor
-    presence: Tensor
-    frequency: Tensor
+    repetition: Tensor | None
+    presence: Tensor | None
+    frequency: Tensor | None
 
 
 class Penalties(Stage):
@@ -66,18 +66,23 @@ class Penalties(Stage):
         rows = self._counts.holders(params.slots)
         if rows.size == 0:
             return None
-        slots = params.slots[rows]
-        names = ("repetition_penalty", "presence_penalty", "frequency_penalty")
-        values = (torch.from_numpy(params[name][rows]).to(device)[:, None] for name in names)
-        places = torch.from_numpy(rows).to(device)
+        values = []
+        for name, unused in (("repetition_penalty", 1.0), ("presence_penalty", 0.0), ("frequency_penalty", 0.0)):
+            wanted = params[name][rows]
+            values.append(torch.from_numpy(wanted).to(device)[:, None] if (wanted != unused).any() else None)
+        slots, places = params.slots[rows], torch.from_numpy(rows).to(device)
         return Penalized(places, self._counts.numbers(slots), self._is_prompt.numbers(slots), *values)
 
     def apply(self, logits: Tensor, prepared: Penalized) -> Tensor:
         """Logits [rows, vocab] with the penalties taken off."""
-        chosen = logits[prepared.rows]
-        counts = self._counts.tensor[prepared.count_lines]
-        is_seen = (counts > 0) | self._is_prompt.tensor[prepared.prompt_lines]
-        scaled = torch.where(chosen > 0, chosen / prepared.repetition, chosen * prepared.repetition)
-        chosen = torch.where(is_seen, scaled, chosen)
-        chosen = chosen - prepared.frequency * counts - prepared.presence * (counts > 0)
-        return logits.index_copy(0, prepared.rows, chosen)
+        rows, count_lines, prompt_lines, repetition, presence, frequency = prepared
+        chosen, counts = logits[rows], self._counts.tensor[count_lines]
+        is_in_answer = counts > 0
+        if repetition is not None:
+            is_new = ~self._is_prompt.tensor[prompt_lines].logical_or_(is_in_answer)
+            chosen.mul_(torch.where(chosen > 0, 1 / repetition, repetition).masked_fill_(is_new, 1.0))
+        if frequency is not None:
+            chosen.sub_(frequency * counts)
+        if presence is not None:
+            chosen.sub_(presence * is_in_answer)
+        return with_rows(logits, rows, chosen)

@@ -7,6 +7,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+NO_SLOTS = np.zeros(0, dtype=np.int64)
+
 
 class SlotLines:
     """Lines [width] of one tensor; a slot holds one from `take` to `release`.
@@ -18,6 +20,7 @@ class SlotLines:
         self.tensor = torch.zeros(0, width, dtype=dtype, device=device)
         self._lines = np.full(num_slots, -1, dtype=np.int64)  # of each slot; -1 = it holds none
         self._free: list[int] = []
+        self._num_held = 0
 
     def take(self, slot: int) -> Tensor:
         """The slot's line [width], zeroed, to be written in place."""
@@ -25,6 +28,7 @@ class SlotLines:
             if not self._free:
                 self._grow()
             self._lines[slot] = self._free.pop()
+            self._num_held += 1
         return self.tensor[int(self._lines[slot])].zero_()
 
     def release(self, slot: int) -> None:
@@ -32,9 +36,12 @@ class SlotLines:
         if self._lines[slot] >= 0:
             self._free.append(int(self._lines[slot]))
             self._lines[slot] = -1
+            self._num_held -= 1
 
     def holders(self, slots: NDArray[np.int32]) -> NDArray[np.int64]:
         """Which of these slots hold a line: ascending indices into `slots`."""
+        if self._num_held == 0:
+            return NO_SLOTS
         return np.flatnonzero(self._lines[slots] >= 0)
 
     def numbers(self, slots: NDArray[np.int32]) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -31,29 +32,29 @@ MIN_TEMPERATURE = 1e-5
 
 @dataclass(frozen=True)
 class RowParams:
-    """The rows of one step: each column is [rows], line i belongs to row i.
+    """The rows of one step: each column is [rows], line i belongs to row i; gathered when it is asked for.
 
     slots: [rows] int32. positions: [rows] int32, of the tokens to be drawn.
     """
 
-    columns: dict[str, NDArray[Any]]
+    slot_columns: dict[str, NDArray[Any]]
     slots: NDArray[np.int32]
     positions: NDArray[np.int32]
     vocab_size: int
 
     def __getitem__(self, name: str) -> NDArray[Any]:
-        return self.columns[name]
+        return self.slot_columns[name][self.slots]
 
-    @property
+    @cached_property
     def is_random(self) -> NDArray[np.bool_]:
         """[rows] whether the row draws at random; the others take the likeliest token."""
-        result: NDArray[np.bool_] = self.columns["temperature"] > 0
+        result: NDArray[np.bool_] = self["temperature"] > 0
         return result
 
     @property
     def num_generated(self) -> NDArray[np.int64]:
         """[rows] tokens of the answer before the one to be drawn."""
-        result: NDArray[np.int64] = self.positions - self.columns["num_prompt"]
+        result: NDArray[np.int64] = self.positions - self["num_prompt"]
         return result
 
 
@@ -81,6 +82,5 @@ class SlotParams:
         return self._columns[name]
 
     def rows(self, slots: NDArray[np.int32], positions: NDArray[np.int32], vocab_size: int) -> RowParams:
-        """The parameters of these slots [rows], in this order."""
-        columns = {name: column[slots] for name, column in self._columns.items()}
-        return RowParams(columns, slots, positions, vocab_size)
+        """The parameters of these slots [rows], in this order; valid until a slot is set."""
+        return RowParams(self._columns, slots, positions, vocab_size)

@@ -49,6 +49,11 @@ class Stage:
         raise NotImplementedError
 
 
+def with_rows(logits: Tensor, rows: Tensor, chosen: Tensor) -> Tensor:
+    """Logits [n, vocab] in which `chosen` [used, vocab] stands for these rows [used] (ascending)."""
+    return chosen if len(rows) == len(logits) else logits.index_copy(0, rows, chosen)
+
+
 class Limits(NamedTuple):
     """The rows that use a stage and what each asked for."""
 
@@ -132,4 +137,4 @@ def _limits(params: RowParams, name: str, uses: NDArray[np.bool_], device: torch
 
 
 def _exclude(logits: Tensor, rows: Tensor, chosen: Tensor, keep: Tensor) -> Tensor:
-    return logits.index_copy(0, rows, chosen.masked_fill(~keep, EXCLUDED))
+    return with_rows(logits, rows, chosen.masked_fill(~keep, EXCLUDED))
