@@ -74,10 +74,17 @@ class Call:
         return output
 
     def deltas(self, stream: RequestStream) -> Iterator[OutputDelta]:
-        """Submit one stream and give its pieces as they come."""
+        """Submit one stream and give its pieces as they come.
+
+        Raises RequestError when it is refused, also if that turns out later (its grammar).
+        """
         self.submit(stream)
-        while not stream.is_finished:
+        is_finished = False
+        while not is_finished:
             self.wait()
+            is_finished = stream.is_finished
+            if is_finished and (output := stream.output()).is_refused:
+                raise RequestError(output.error)
             delta = stream.take()
             if delta is not None:
                 yield delta

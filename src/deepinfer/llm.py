@@ -308,7 +308,7 @@ def _is_list_of_conversations(messages: object) -> bool:
 
 
 def _raise_if_refused(outputs: list[RequestOutput]) -> list[RequestOutput]:
-    if outputs[0].finish_reason == "error" and not outputs[0].prompt_token_ids:
+    if outputs[0].is_refused:
         raise RequestError(outputs[0].error)
     return outputs
 

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deepinfer.sampling.params import SamplingParams
+from deepinfer.structured.grammar import CompiledGrammar
 
 Int32 = NDArray[np.int32]
 Bool = NDArray[np.bool_]
@@ -31,6 +32,7 @@ class GenerateRequest:
     arrival: seconds on `time.monotonic()`.
     wants_prompt_logits: return the logits of every prompt position (`LLM.score`); such a request
         runs every layer for every token, whatever the replay mode.
+    grammar: of `params.constraint`, compiled by the engine's client on the way in.
     """
 
     request_id: str
@@ -39,14 +41,20 @@ class GenerateRequest:
     arrival: float
     priority: int = 0
     wants_prompt_logits: bool = False
+    grammar: CompiledGrammar | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class SlotSetup:
-    """A slot has a new occupant: what the device must know about it from this step on."""
+    """A slot has a new occupant: what the device must know about it from this step on.
+
+    generated: the answer so far, not empty after a preemption.
+    """
 
     slot: int
     params: SamplingParams
+    grammar: CompiledGrammar | None = None
+    generated: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -101,7 +109,10 @@ class Logprobs:
 
 @dataclass(slots=True)
 class StepResult:
-    """What one step gave; line i belongs to the i-th row with `samples`."""
+    """What one step gave; line i belongs to the i-th row with `samples`.
+
+    errors: why a line has no token, where it is not the logits; `is_finite` is False there too.
+    """
 
     step: int
     token_ids: Int32  # [n]
@@ -109,6 +120,7 @@ class StepResult:
     logprobs: Logprobs | None = None
     prompt_logits: dict[int, Float32] = field(default_factory=dict)  # row -> [counts[row], vocab]
     seconds: float = 0.0  # device side time of the step
+    errors: dict[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

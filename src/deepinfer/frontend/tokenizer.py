@@ -13,7 +13,8 @@ from deepinfer.errors import ModelError, RequestError
 from deepinfer.frontend.detokenizer import Detokenizer, TokenTexts
 
 # Spellings that answer parsing needs to see, even where a tokenizer calls them special.
-MARKUP = ("<think>", "</think>", "｜DSML｜")
+THINK_END, TOOL_MARKUP = "</think>", "｜DSML｜"
+MARKUP = ("<think>", THINK_END, TOOL_MARKUP)
 
 
 class Tokenizer:
@@ -67,6 +68,16 @@ class Tokenizer:
         keeps_markup: show thinking and tool-call markup also if the tokenizer calls it special.
         """
         return Detokenizer(self._markup_texts if keeps_markup else self._texts)
+
+    def token_bytes(self) -> list[bytes]:
+        """What each id adds to a text, b"" for control tokens; tool-call markup counts as text."""
+        control = {token.content for token in self._hub.get_added_tokens_decoder().values()} - {TOOL_MARKUP}
+        return [self._bytes_of(token_id, control) for token_id in range(self.vocab_size)]
+
+    @cached_property
+    def think_end_id(self) -> int | None:
+        """The token that ends thinking, if the tokenizer has one."""
+        return self._hub.token_to_id(THINK_END)
 
     @cached_property
     def _texts(self) -> TokenTexts:

@@ -14,6 +14,7 @@ from deepinfer.messages import Float32, Logprobs, StepPlan, StepResult
 from deepinfer.ops.batch import ForwardBatch
 from deepinfer.runner.batch import BatchBuilder
 from deepinfer.sampling.sampler import Sampler
+from deepinfer.structured.rows import ConstrainedRows
 
 
 class Model(Protocol):
@@ -36,11 +37,14 @@ class Forwarded:
 class Runner:
     """Model, caches and sampler of one engine.
 
-    `forward` and `sample` are two calls so that a host can fill token masks in between.
+    `forward` and `sample` are two calls because the token masks of constrained rows are filled in
+    between, by another process. constraints: None = no request has a grammar.
     """
 
-    def __init__(self, model: Model, builder: BatchBuilder, sampler: Sampler):
-        self.model, self.builder, self.sampler = model, builder, sampler
+    def __init__(
+        self, model: Model, builder: BatchBuilder, sampler: Sampler, constraints: ConstrainedRows | None = None
+    ):
+        self.model, self.builder, self.sampler, self.constraints = model, builder, sampler, constraints
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one step; blocks until its tokens are on the host."""
@@ -52,6 +56,9 @@ class Runner:
         started = time.monotonic()
         for setup in plan.setups:
             self.sampler.set_slot(setup.slot, setup.params)
+        if self.constraints is not None:
+            self.constraints.set_slots(plan.setups)
+            self.constraints.begin(plan)
         return Forwarded(plan, self.model.forward(self.builder.build(plan)), started)
 
     @torch.inference_mode()
@@ -61,7 +68,8 @@ class Runner:
         slots, positions = plan.slots, plan.starts + plan.counts  # of the tokens to draw
         if not plan.samples.all():
             slots, positions = slots[plan.samples], positions[plan.samples]
-        drawn = self.sampler.sample(logits[: len(slots)], slots, positions)
+        masks = None if self.constraints is None else self.constraints.masks()
+        drawn = self.sampler.sample(logits[: len(slots)], slots, positions, masks)
         token_ids = drawn.token_ids.to(torch.int32)
         places = torch.from_numpy(slots).to(ring.device), torch.from_numpy(positions % ring.shape[1]).to(ring.device)
         ring.index_put_(places, token_ids)
@@ -69,13 +77,19 @@ class Runner:
         if drawn.logprobs is not None:
             values, ranks, top_ids, top_values = (part.cpu().numpy() for part in drawn.logprobs)
             logprobs = Logprobs(values, ranks.astype(np.int32), top_ids.astype(np.int32), top_values)
+        host_ids, is_finite = token_ids.cpu().numpy(), drawn.is_finite.cpu().numpy()
+        errors = {} if masks is None else masks.errors
+        if self.constraints is not None:
+            self.constraints.take(host_ids)
+            is_finite[list(errors)] = False
         return StepResult(
             step=plan.step,
-            token_ids=token_ids.cpu().numpy(),
-            is_finite=drawn.is_finite.cpu().numpy(),
+            token_ids=host_ids,
+            is_finite=is_finite,
             logprobs=logprobs,
             prompt_logits=_prompt_logits(plan, logits[len(slots) :]) if plan.wants_logits.any() else {},
             seconds=time.monotonic() - forwarded.started,
+            errors=errors,
         )
 
 

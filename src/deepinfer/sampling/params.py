@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from deepinfer.errors import RequestError, shown
+from deepinfer.structured.grammar import Constraint, Grammar, read_so_args, read_structured_outputs
 
 MAX_COUNT = 2**31 - 1  # counts are int32 on their way to the device
 MAX_SEED = 2**63 - 1
@@ -50,7 +51,18 @@ class SamplingParams:
         None, "log-probabilities of the chosen and this many best tokens", low=0, high=MAX_LOGPROBS
     )
 
+    structured_outputs: Grammar | None = parameter(
+        None, "what the answer must match: one of json, json_object, regex, grammar, choice, structural_tag"
+    )
+    so_args: Constraint | None = parameter(
+        None, "the same from a trigger on: schema_type, schema, trigger_token_ids, bound_token_id"
+    )
+
     def __post_init__(self) -> None:
+        object.__setattr__(self, "structured_outputs", read_structured_outputs(self.structured_outputs))
+        object.__setattr__(self, "so_args", read_so_args(self.so_args))
+        if self.constraint is not None:
+            _check_constraint(self)
         object.__setattr__(self, "stop", _strings(self.stop))
         object.__setattr__(self, "stop_token_ids", _token_ids(self.stop_token_ids))
         if self.max_tokens is not None:
@@ -68,6 +80,11 @@ class SamplingParams:
             _check_range(spec, getattr(self, spec.name))
         if self.top_p == 0.0:
             raise RequestError("top_p is 0; it must be above 0 (use temperature=0 for the likeliest token)")
+
+    @property
+    def constraint(self) -> Constraint | None:
+        """The grammar that the answer follows, and where it begins."""
+        return self.so_args if self.structured_outputs is None else Constraint(self.structured_outputs)
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> SamplingParams:
@@ -87,6 +104,13 @@ class SamplingParams:
 def declared() -> tuple[dataclasses.Field[Any], ...]:
     """The declared parameters in order, with `help`, `low` and `high` in their metadata."""
     return dataclasses.fields(SamplingParams)
+
+
+def _check_constraint(params: SamplingParams) -> None:
+    if params.structured_outputs is not None and params.so_args is not None:
+        raise RequestError("structured_outputs and so_args are two ways to give a grammar; give one of them")
+    if params.ignore_eos is not False:
+        raise RequestError("ignore_eos is set, but an answer under a grammar ends where the grammar does; leave it out")
 
 
 def _integer(name: str, value: object) -> None:

@@ -12,9 +12,11 @@ from torch import Tensor
 
 from deepinfer.ops.table import Ops
 from deepinfer.sampling.logprobs import TokenLogprobs, model_logprobs
+from deepinfer.sampling.masks import exclude_masked
 from deepinfer.sampling.params import SamplingParams
 from deepinfer.sampling.slot_params import RowParams, SlotParams
 from deepinfer.sampling.stages import STAGES, Stage
+from deepinfer.structured.rows import RowMasks
 
 
 class Sampled(NamedTuple):
@@ -41,17 +43,27 @@ class Sampler:
         """The slot has a new occupant (`messages.SlotSetup`); `params.seed` is not None."""
         self._slots.set(slot, params)
 
-    def sample(self, logits: Tensor, slots: NDArray[np.int32], positions: NDArray[np.int32]) -> Sampled:
+    def sample(
+        self,
+        logits: Tensor,
+        slots: NDArray[np.int32],
+        positions: NDArray[np.int32],
+        masks: RowMasks | None = None,
+    ) -> Sampled:
         """Choose one token per row.
 
         logits: [rows, vocab] float32, not changed. slots: [rows], on the host. positions: [rows]
         of the tokens to be drawn, on the host: with the seed they key the noise of the draw.
+        masks: what the rows under a grammar may take; None = there are none.
         """
         params = self._slots.rows(slots, logits.shape[1])
-        best, token_ids = logits.max(-1)  # the first of equal values
+        allowed = logits if masks is None else exclude_masked(logits, masks)
+        best, token_ids = allowed.max(-1)  # the first of equal values
         is_finite = best.isfinite()
+        if masks is not None:
+            is_finite &= logits.amax(-1).isfinite()
         if params.is_random.any():
-            token_ids = self._draw(logits, params, positions)
+            token_ids = self._draw(allowed, params, positions)
         token_ids = token_ids.where(is_finite, 0)
         return Sampled(token_ids, is_finite, model_logprobs(logits, token_ids, is_finite, params))
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from deepinfer.messages import Int32, RequestTimes
 from deepinfer.sampling.params import SamplingParams
+from deepinfer.structured.grammar import CompiledGrammar
 
 
 @dataclass(slots=True, eq=False)
@@ -29,6 +30,7 @@ class Request:
     sequence: int
     decoder_start: int
     wants_prompt_logits: bool
+    grammar: CompiledGrammar | None = None
     generated: list[int] = field(default_factory=list)
     slot: int = 0
     num_logits: int = 0

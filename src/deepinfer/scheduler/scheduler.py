@@ -31,6 +31,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from deepinfer.cache.manager import CacheManager
 from deepinfer.config.engine import ReplayMode, SchedulerOptions
@@ -159,6 +160,7 @@ class Scheduler:
             sequence=self._num_arrivals,
             decoder_start=max(0, num_prompt - keep),
             wants_prompt_logits=request.wants_prompt_logits,
+            grammar=request.grammar,
         )
         self._queue.add(entry)
         self._requests[entry.request_id] = entry
@@ -233,7 +235,7 @@ class Scheduler:
             request = self._admit_next()
             if request is None:
                 break
-            setups.append(SlotSetup(request.slot, request.params))
+            setups.append(SlotSetup(request.slot, request.params, request.grammar, tuple(request.generated)))
             chunks.append(self._take_chunk(request, budget))
         if chunks:
             done = {chunk.slot for chunk in chunks if chunk.samples}
@@ -319,7 +321,7 @@ class Scheduler:
         prompt_logits = self._take_prompt_logits(step, result)
         is_wanted = self._state.serial[step.slots] == step.serials
         if not result.is_finite.all():
-            self._end_broken(step.slots[is_wanted & ~result.is_finite], now)
+            self._end_broken(step.slots, np.flatnonzero(is_wanted & ~result.is_finite), result.errors, now)
             is_wanted &= result.is_finite
         slots, tokens, logprobs = step.slots, result.token_ids, result.logprobs
         if not is_wanted.all():
@@ -361,15 +363,16 @@ class Scheduler:
                 request.num_logits = end
         return lines
 
-    def _end_broken(self, slots: Int32, now: float) -> None:
-        for slot in slots.tolist():
-            request = self._occupants[slot]
-            assert request is not None, f"slot {slot} has a result but no request"
-            error = (
-                f"request {request.request_id!r}: the model gave NaN or no finite logit for position "
-                f"{request.num_tokens}, so it ends after {len(request.generated)} tokens; check the checkpoint, "
-                "or try --precision float32"
+    def _end_broken(self, slots: Int32, rows: NDArray[np.int64], errors: dict[int, str], now: float) -> None:
+        for row in rows.tolist():
+            request = self._occupants[slots[row]]
+            assert request is not None, f"slot {slots[row]} has a result but no request"
+            cause = errors.get(
+                row,
+                f"the model gave NaN or no finite logit for position {request.num_tokens}; check the checkpoint, "
+                "or try --precision float32",
             )
+            error = f"request {request.request_id!r} ends after {len(request.generated)} tokens: {cause}"
             self._end(request, "error", now, error=error)
 
     def _end(
