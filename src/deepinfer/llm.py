@@ -216,6 +216,7 @@ class LLM:
         from deepinfer.frontend.chat_stream import ChatStream  # as above
 
         prompt = self._chat_encoder.encode(conversation, **{"thinking": False, **options})
+        params = prompt.constrained(params, self.tokenizer.think_end_id)
         request = self._builder.build(prompt.token_ids, params, request_id=request_id, priority=priority)
         return ChatStream(request, self.tokenizer, prompt.parser())
 

@@ -77,7 +77,8 @@ class Tokenizer:
     @cached_property
     def think_end_id(self) -> int | None:
         """The token that ends thinking, if the tokenizer has one."""
-        return self._hub.token_to_id(THINK_END)
+        token_id: int | None = self._hub.token_to_id(THINK_END)
+        return token_id
 
     @cached_property
     def _texts(self) -> TokenTexts:
@@ -105,6 +106,7 @@ class NoTokenizer:
 
     file = None
     eos_ids: tuple[int, ...] = ()
+    think_end_id: int | None = None
 
     def encode(self, text: str) -> list[int]:
         """Raises RequestError: there is nothing to encode with."""
