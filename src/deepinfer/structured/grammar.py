@@ -14,6 +14,7 @@ GrammarKind: TypeAlias = Literal["json_schema", "regex", "ebnf", "structural_tag
 
 MAX_GRAMMAR_CHARACTERS = 2**18
 MAX_CHOICES = 10_000
+MAX_SPACES = 16  # spaces and line breaks at one place of a JSON text: a line break and seven levels of indentation
 MAX_TRIGGER_TOKENS = 64
 
 
@@ -129,7 +130,30 @@ def _choice(value: object) -> Grammar:
 
 
 def _structural_tag(value: object) -> Grammar:
-    return Grammar("structural_tag", value if isinstance(value, str) else _as_json("structural_tag", value))
+    """A structural tag (xgrammar's format) as a mapping or its text; the JSON schemas in it are checked too."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError) as error:
+            raise RequestError(f"structural_tag is no JSON text ({error})") from None
+    try:
+        return Grammar("structural_tag", json.dumps(_with_checked_schemas(value), ensure_ascii=False, allow_nan=False))
+    except (TypeError, ValueError, RecursionError) as error:
+        if isinstance(error, RequestError):
+            raise
+        raise RequestError(f"structural_tag cannot be written as JSON ({error})") from None
+
+
+def _with_checked_schemas(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_with_checked_schemas(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    spaces = {"max_whitespace_cnt": MAX_SPACES} if value.get("type") == "json_schema" else {}
+    return spaces | {
+        name: json.loads(checked_schema(item)) if name == "json_schema" else _with_checked_schemas(item)
+        for name, item in value.items()
+    }
 
 
 FORMS: dict[str, Callable[[object], Grammar]] = {
@@ -183,10 +207,3 @@ def _token(value: object) -> int:
             f"so_args holds {shown(value)} among its token ids; each must be a whole number of 0 or more"
         )
     return value
-
-
-def _as_json(name: str, value: object) -> str:
-    try:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise RequestError(f"{name} cannot be written as JSON ({error})") from None

@@ -21,9 +21,9 @@ def check_graph(kind: str, graph: dict[str, Any]) -> None:
     rules = _Rules(graph)
     if kind != "json_schema":  # whose bounds are checked in the schema
         for expression in rules.expressions():
-            if expression[0] == REPEAT and max(expression[2:4]) > MAX_REPEAT:
+            if expression[0] == REPEAT and max(expression[3:5]) > MAX_REPEAT:
                 raise RequestError(
-                    f"{kind} repeats something {max(expression[2:4])} times; at most {MAX_REPEAT} are taken, "
+                    f"{kind} repeats something {max(expression[3:5])} times; at most {MAX_REPEAT} are taken, "
                     "lower the bound or leave it open"
                 )
     can_end = rules.fixed_point(rules.can_end)

@@ -23,9 +23,24 @@ MAX_DEPTH = 64
 MAX_BOUND = 100_000  # of items, characters and properties
 MAX_NUMBER = 2**53  # integers beyond it are not the same in every JSON reader
 
+# Formats that are replaced by a pattern, since the compiler's own rule lets through what is no date or address.
+_YEAR, _TIME = "[1-9][0-9]{3}", "([01][0-9]|2[0-3]):[0-5][0-9]"
+_LEAP_YEAR = "([1-9][0-9](0[48]|[2468][048]|[13579][26])|([2468][048]|[13579][26])00)"
+_DATE = (
+    f"({_YEAR}-((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-9]|2[0-8]))"
+    f"|{_LEAP_YEAR}-02-29)"
+)
+_FULL_TIME = f"{_TIME}:[0-5][0-9](\\.[0-9]{{1,6}}){{0,1}}(Z|[+-]{_TIME})"
+_BYTE = "(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9][0-9]|[0-9])"
+FORMAT_PATTERNS = {
+    "date": f"^{_DATE}$",
+    "date-time": f"^{_DATE}T{_FULL_TIME}$",
+    "ipv4": f"^({_BYTE}\\.){{3}}{_BYTE}$",
+    "time": f"^{_FULL_TIME}$",
+}
 FORMATS = (
-    "date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "json-pointer", "relative-json-pointer",
-    "time", "uri", "uri-reference", "uri-template", "uuid",
+    *FORMAT_PATTERNS, "duration", "email", "hostname", "ipv6", "json-pointer", "relative-json-pointer", "uri",
+    "uri-reference", "uri-template", "uuid",
 )  # fmt: skip
 TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")
 ANNOTATIONS = ("$comment", "$id", "$schema", "default", "deprecated", "description", "example", "examples", "nullable",
@@ -47,6 +62,8 @@ KEYWORD_TYPES: dict[str, tuple[str, ...]] = {
          "unevaluatedProperties"), ("object",),
     ),
 }  # fmt: skip
+# A group that may be left out, written so that the compiler understands it right also if the group holds a loop.
+OPTIONAL_GROUP = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|\)\?", re.DOTALL)
 # Characters that a pattern would put into a JSON string without the escape they need there.
 UNESCAPED = re.compile(r'["\x00-\x1f]|\\[^dDwWsSbB.^$*+?()\[\]{}|/\-:,=!<>@#%&~\'`; _]')
 
@@ -206,6 +223,8 @@ class _Checker:
             schema["prefixItems"] = [
                 self.rewritten(item, f"{path}/prefixItems/{i}", depth + 1) for i, item in enumerate(prefix)
             ]
+        if "items" not in schema and schema.get("minItems", 0) > len(schema.get("prefixItems", ())):
+            schema["items"] = True  # the compiler would close the array
         if schema.get("items", False) is not False:
             schema["items"] = self.rewritten(schema["items"], f"{path}/items", depth + 1)
 
@@ -267,7 +286,7 @@ def _check_string(schema: Schema, path: str) -> None:
     lengths = [name for name in ("minLength", "maxLength") if name in schema]
     if rules and len(rules + lengths) > 1:
         raise _refusal(path, (rules[1:] + lengths)[0], f"is not enforced beside {rules[0]}; leave one of them out")
-    if "format" in schema and schema["format"] not in FORMATS:
+    if "format" in schema and (not isinstance(schema["format"], str) or schema["format"] not in FORMATS):
         raise _refusal(path, "format", f"is {shown(schema['format'])}; supported are {', '.join(FORMATS)}")
     if "pattern" in schema:
         pattern = schema["pattern"]
@@ -279,6 +298,9 @@ def _check_string(schema: Schema, path: str) -> None:
                 "pattern",
                 f"holds {shown(found[0])}; a JSON string has it escaped, and patterns do not see escapes",
             )
+        schema["pattern"] = OPTIONAL_GROUP.sub(lambda part: "){0,1}" if part[0] == ")?" else part[0], pattern)
+    if schema.get("format") in FORMAT_PATTERNS:
+        schema["pattern"] = FORMAT_PATTERNS[schema.pop("format")]
 
 
 def _check_numbers(schema: Schema, types: list[str], path: str) -> None:
@@ -286,6 +308,8 @@ def _check_numbers(schema: Schema, types: list[str], path: str) -> None:
         limit = schema.get(name, 0)
         if isinstance(limit, bool) or not isinstance(limit, int | float) or not -MAX_NUMBER <= limit <= MAX_NUMBER:
             raise _refusal(path, name, f"is {shown(limit)}; it must be a number within +-2^53")
+        if "integer" in types and limit != int(limit):
+            raise _refusal(path, name, f"is {limit}; it must be a whole number for type integer")
     if "multipleOf" in schema and not {"integer", "number"}.isdisjoint(types):
         factor = schema["multipleOf"]
         is_whole = isinstance(factor, int) and not isinstance(factor, bool) and 1 <= factor <= 1024

@@ -41,6 +41,7 @@ def main() -> None:
     """Be the fork server. Arguments: socket, model folder, vocabulary size, end ids as JSON."""
     fd, folder, vocab_size, end_ids = sys.argv[1:]
     control = socket.socket(fileno=int(fd))
+    sys.modules["torch"] = None  # type: ignore[assignment]  # the library's bindings would load it if they could
     try:
         library = XGrammar(Tokenizer(Path(folder)).token_bytes(), int(vocab_size), json.loads(end_ids))
     except Exception as error:

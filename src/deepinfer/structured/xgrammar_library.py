@@ -21,30 +21,54 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from deepinfer.errors import ConfigError, RequestError
-from deepinfer.structured.grammar import Grammar
+from deepinfer.structured.grammar import MAX_SPACES, Grammar
 from deepinfer.structured.grammar_graph import check_graph
 from deepinfer.structured.library import Masks
 
 VERSION = "0.2.9"
+BOUNDED = b"bounded:"  # before the data of grammars with JSON strings of bounded length
 RAW_BYTES = 0  # the vocabulary is given as bytes
-MAX_SPACES = 16  # spaces and line breaks at one place of a JSON text: a line break and seven levels of indentation
 
 
 class XGrammarMatcher:
-    """One answer, see `library.Matcher`."""
+    """One answer, see `library.Matcher`.
 
-    def __init__(self, handle: Any) -> None:
-        self.handle = handle
+    What xgrammar allows wrongly is excluded here: the UTF-8 form of a surrogate, at its second byte,
+    and control characters in JSON strings of bounded length (has_bounds).
+    """
+
+    def __init__(self, handle: Any, tables: _Tables, *, has_bounds: bool) -> None:
+        self.handle, self._tables, self._has_bounds = handle, tables, has_bounds
+        self._opens_surrogate = [False]  # before the first token, after the first, ...
 
     def accept(self, token_id: int) -> bool:
-        return bool(self.handle.accept_token(token_id, False))
+        return self.note(token_id, self.handle.accept_token(token_id, False))
+
+    def note(self, token_id: int, is_accepted: bool) -> bool:
+        """Remember a token that the handle was given."""
+        if is_accepted:
+            self._opens_surrogate.append(token_id in self._tables.openers)
+        return bool(is_accepted)
 
     def fill(self, masks: Masks, row: int) -> None:
         self.handle.fill_next_token_bitmask(masks, row, False)
+        self.restrict(masks, row)
+
+    def restrict(self, masks: Masks, row: int) -> None:
+        """Take back what the handle's mask allows wrongly."""
+        masks[row, -1] &= self._tables.last_word
+        if self._opens_surrogate[-1]:
+            masks[row] &= self._tables.no_surrogate
+        if self._has_bounds:
+            masks[row] &= self._tables.no_control
 
     def rollback(self, count: int) -> None:
         self.handle.rollback(count)
+        del self._opens_surrogate[len(self._opens_surrogate) - count :]
 
     @property
     def is_complete(self) -> bool:
@@ -53,6 +77,23 @@ class XGrammarMatcher:
     @property
     def is_ended(self) -> bool:
         return bool(self.handle.is_terminated())
+
+
+class _Tables:
+    """What is known of each token. openers: those that end with the first byte of U+D000 to U+DFFF."""
+
+    def __init__(self, vocabulary: list[bytes], vocab_size: int) -> None:
+        self.num_words = -(-vocab_size // 32)
+        self.last_word = np.uint32(2 ** (vocab_size - 32 * (self.num_words - 1)) - 1).view(np.int32)
+        self.openers = {token for token, text in enumerate(vocabulary) if text.endswith(b"\xed")}
+        self.no_surrogate = self._without(vocabulary, re.compile(rb"[\xa0-\xbf]"))
+        self.no_control = self._without(vocabulary, re.compile(rb"(?s).*[\x00-\x09\x0b\x0c\x0e-\x1f]"))
+
+    def _without(self, vocabulary: list[bytes], pattern: re.Pattern[bytes]) -> NDArray[np.int32]:
+        """[words] all tokens but those that match."""
+        flags = np.ones(32 * self.num_words, dtype=np.uint8)
+        flags[[token for token, text in enumerate(vocabulary) if pattern.match(text)]] = 0
+        return np.packbits(flags, bitorder="little").view(np.int32)
 
 
 class XGrammar:
@@ -66,7 +107,8 @@ class XGrammar:
     """
 
     def __init__(self, vocabulary: list[bytes], vocab_size: int, end_ids: Sequence[int]) -> None:
-        self.num_words = -(-vocab_size // 32)
+        self._tables = _Tables(vocabulary, vocab_size)
+        self.num_words = self._tables.num_words
         self._core = _load_core()
         self._vocabulary = self._core.TokenizerInfo(vocabulary, RAW_BYTES, vocab_size, list(end_ids), False)
         self._compiler = self._core.GrammarCompiler(self._vocabulary, 1, False, -1, False)  # one thread, no cache
@@ -83,22 +125,28 @@ class XGrammar:
             raise RequestError(f"{grammar.kind} cannot be compiled: {_plain(str(error))}") from None
         if warnings:
             raise RequestError(f"{grammar.kind} is not fully enforced: {warnings[0]}")
-        return str(compiled.serialize_json()).encode()
+        has_bounds = grammar.kind in ("json_schema", "structural_tag") and re.search("m(in|ax)Length", grammar.text)
+        return (BOUNDED if has_bounds else b"") + str(compiled.serialize_json()).encode()
 
     def load(self, data: bytes) -> Any:
-        return self._core.CompiledGrammar.deserialize_json(data.decode(), self._vocabulary)
+        text = data.removeprefix(BOUNDED).decode()
+        return self._core.CompiledGrammar.deserialize_json(text, self._vocabulary), data.startswith(BOUNDED)
 
     def matcher(self, loaded: Any) -> XGrammarMatcher:
-        return XGrammarMatcher(self._core.GrammarMatcher(loaded, None, False, -1, None))
+        compiled, has_bounds = loaded
+        handle = self._core.GrammarMatcher(compiled, None, False, -1, None)
+        return XGrammarMatcher(handle, self._tables, has_bounds=has_bounds)
 
     def accept_all(self, matchers: Sequence[XGrammarMatcher], token_ids: Sequence[int]) -> list[bool]:
         handles = [matcher.handle for matcher in matchers]
         accepted = self._core.BatchGrammarMatcher.batch_accept_token(handles, list(token_ids), False)
-        return [bool(value) for value in accepted]
+        return [matcher.note(token, ok) for matcher, token, ok in zip(matchers, token_ids, accepted, strict=True)]
 
     def fill_all(self, matchers: Sequence[XGrammarMatcher], masks: Masks) -> None:
         handles = [matcher.handle for matcher in matchers]
         self._core.BatchGrammarMatcher(1).batch_fill_next_token_bitmask(handles, masks, None, False)
+        for row, matcher in enumerate(matchers):
+            matcher.restrict(masks, row)
 
     def _parsed(self, grammar: Grammar) -> Any:
         core, text = self._core.Grammar, grammar.text
@@ -127,8 +175,6 @@ def _load_core() -> Any:
     package.__path__ = list(spec.submodule_search_locations)
     package.__spec__ = spec
     sys.modules["xgrammar"] = package
-    if "torch" not in sys.modules:
-        sys.modules["torch"] = None  # type: ignore[assignment]  # the bindings would load it if they could
     version = importlib.import_module("xgrammar._version").__version__
     if version != VERSION:
         raise ConfigError(f"xgrammar is {version}; structured outputs need {VERSION}, pip install xgrammar=={VERSION}")

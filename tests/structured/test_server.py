@@ -1,0 +1,124 @@
+"""Compiling in helper processes: cached, bounded in time and memory, and never the engine's end."""
+
+import os
+import signal
+import time
+from concurrent.futures import wait
+from pathlib import Path
+
+import pytest
+
+from deepinfer.errors import RequestError
+from deepinfer.structured.grammar import Grammar, read_structured_outputs
+from deepinfer.structured.server import COMPILE_SECONDS, GrammarServer
+
+DEEP = "root ::= " + "(" * 5000 + '"a"' + ")" * 5000
+# Twelve rules of two calls each would do; sixty make 2^60 paths.
+DOUBLING = "root ::= a0\n" + "\n".join(f"a{i} ::= a{i + 1} a{i + 1}" for i in range(60)) + '\na60 ::= "x" | ""'
+WIDE = "root ::= " + "|".join(f'"{i}"' for i in range(25_000))
+HOSTILE = [
+    Grammar("regex", "("),
+    Grammar("regex", "(?<=a)b"),
+    Grammar("regex", "(?=a)b"),
+    Grammar("regex", r"(a)\1"),
+    Grammar("regex", "a{1,1000000}"),
+    Grammar("regex", "a{99999999999999999999}"),
+    Grammar("regex", "(" * 50_000 + "a" + ")" * 50_000),
+    Grammar("regex", "((a{1,1000}){1,1000}){1,1000000}"),
+    Grammar("ebnf", 'root ::= root "a" | "a"'),
+    Grammar("ebnf", "root ::= root"),
+    Grammar("ebnf", "root ::= missing"),
+    Grammar("ebnf", DEEP),
+    Grammar("json_schema", '{"$ref": "#"}'),
+    Grammar("json_schema", '{"type": "array", "maxItems": 18446744073709551615}'),
+    Grammar("json_schema", '{"type": "array", "items": ' * 5000 + "true" + "}" * 5000),
+]
+# These may be compiled or refused, but neither time nor memory may grow.
+HEAVY = [
+    Grammar("ebnf", DOUBLING),
+    Grammar("ebnf", WIDE),
+    Grammar("regex", "(.{0,1000}){0,1000}"),
+    Grammar("regex", "(a?){500}a{500}"),
+    Grammar("regex", "((a|b|ab)*)*c"),
+    Grammar("regex", "x" * 200_000),
+    Grammar("regex", "|".join(f"[a-z]{{{i},{i + 50}}}{i}" for i in range(300))),
+]
+
+
+def children(process_id):
+    return [int(child) for child in Path(f"/proc/{process_id}/task/{process_id}/children").read_text().split()]
+
+
+def compiled(server, grammar):
+    """The data or the refusal, and the seconds that it took."""
+    started = time.monotonic()
+    future = server.compile(grammar)
+    wait([future], timeout=30)
+    refusal = future.exception(timeout=0)
+    return refusal or future.result().data, time.monotonic() - started
+
+
+@pytest.fixture(scope="module", autouse=True)
+def warm(server):
+    assert isinstance(compiled(server, Grammar("regex", "warm"))[0], bytes)
+
+
+@pytest.mark.parametrize("grammar", HOSTILE, ids=lambda grammar: grammar.text[:40])
+def test_hostile_grammars_are_refused_in_two_seconds(server, grammar):
+    result, seconds = compiled(server, grammar)
+    assert isinstance(result, RequestError) and str(result)
+    assert seconds < 2
+
+
+@pytest.mark.parametrize("grammar", HEAVY, ids=lambda grammar: grammar.text[:40])
+def test_heavy_grammars_stay_within_the_limits(server, grammar):
+    result, seconds = compiled(server, grammar)
+    assert isinstance(result, RequestError | bytes)
+    assert seconds < 2
+    assert isinstance(compiled(server, Grammar("regex", "[0-9]{3}"))[0], bytes)
+
+
+def test_a_compiler_that_hangs_or_takes_too_much_memory_is_ended(server, monkeypatch):
+    """Stopped from outside, it neither computes nor answers."""
+    future = server.compile(Grammar("ebnf", WIDE.replace("24999", "x")))
+    while not (compilers := children(server._process.pid)):
+        time.sleep(0.001)
+    os.kill(compilers[0], signal.SIGKILL)
+    with pytest.raises(RequestError, match="ebnf takes more memory than a grammar may have to compile"):
+        future.result(timeout=10)
+
+
+def test_equal_grammars_are_compiled_once_and_refusals_are_remembered(server):
+    for form in ({"regex": "[a-c]{2}"}, {"regex": "["}):
+        first, again = (server.compile(read_structured_outputs(form)) for _ in range(2))
+        assert first is again
+
+
+def test_the_cache_is_bounded(server, monkeypatch):
+    monkeypatch.setattr("deepinfer.structured.server.MAX_CACHED", 3)
+    for number in range(8):
+        wait([server.compile(Grammar("regex", f"bounded{number}"))], timeout=10)
+    assert len(server._cache) <= 4  # the newest may still have been at work when the others were counted
+
+
+def test_a_fork_server_that_was_killed_is_started_again():
+    server = GrammarServer(Path(__file__).parents[2] / "src/deepinfer/data/deepinfer-nano", 4096, [1])
+    assert isinstance(compiled(server, Grammar("regex", "a"))[0], bytes)
+    first = server._process.pid
+    os.kill(first, signal.SIGKILL)
+    server._process.wait()
+    assert isinstance(compiled(server, Grammar("regex", "b"))[0], bytes)
+    second = server._process.pid
+    server.close()
+    assert first != second and not Path(f"/proc/{second}").exists()
+
+
+def test_a_helper_that_cannot_start_refuses_and_says_why(tmp_path):
+    server = GrammarServer(tmp_path, 4096, [1])
+    result, _ = compiled(server, Grammar("regex", "a"))
+    server.close()
+    assert "structured outputs are not available: ModelError" in str(result) and "tokenizer.json is missing" in str(result)
+
+
+def test_the_time_limit_leaves_room_for_the_answer():
+    assert COMPILE_SECONDS <= 1.5
