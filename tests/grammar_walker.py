@@ -1,6 +1,7 @@
 """A grammar library over single bytes, and random answers under its grammars."""
 
 import numpy as np
+
 from deepinfer.structured.grammar import read_structured_outputs
 from deepinfer.structured.xgrammar_library import XGrammar
 

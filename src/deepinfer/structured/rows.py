@@ -48,6 +48,11 @@ class _Answer:
     num_sent: int | None = None  # None: the matcher does not have this answer
     error: str | None = None
 
+    @property
+    def is_matched(self) -> bool:
+        """Whether its masks come from the matcher."""
+        return self.trigger.is_active and self.error is None
+
     def take(self, token: int) -> None:
         if self.trigger.is_active:
             self.tokens.append(token)
@@ -76,7 +81,7 @@ class ConstrainedRows:
         self._filled: list[int] = []  # slots whose masks the matcher fills, in order
         self._loaded: set[int] = set()
         self._connection: Connection | None = None
-        self._memory: Int32 = np.zeros(0, dtype=np.int32)
+        self._memory: Int32 = np.full(1, NOBODY, dtype=np.int32)
         self._can_end = _bits(self._num_words, server.end_ids)
 
     def set_slots(self, setups: Sequence[SlotSetup]) -> None:
@@ -99,7 +104,7 @@ class ConstrainedRows:
         slots = plan.slots[plan.samples]
         rows = np.flatnonzero(self._is_constrained[slots])
         self._rows = list(zip(rows.tolist(), slots[rows].tolist(), strict=True))
-        self._filled = [slot for _, slot in self._rows if self._answers[slot].trigger.is_active]
+        self._filled = [slot for _, slot in self._rows if self._answers[slot].is_matched]
         if self._filled:
             self._send(is_careful=False)
 
@@ -152,8 +157,6 @@ class ConstrainedRows:
         step = Step(fills=self._filled, is_careful=is_careful)
         for slot in self._filled:
             answer = self._answers[slot]
-            if answer.error is not None:
-                continue
             if answer.num_sent is None:
                 self._load(step, answer.grammar)
                 step.opens.append((slot, answer.grammar.number, answer.tokens))
@@ -174,25 +177,25 @@ class ConstrainedRows:
 
     def _await_reply(self) -> None:
         """Wait for the matcher; when it has ended, start again until the answer that ends it is found."""
-        is_careful = False
         for _ in range(2 + len(self._filled)):
-            errors = self._reply()
+            errors = self._reply() if self._filled else {}
             if errors is not None:
                 for slot, error in errors.items():
-                    self._fail(slot, error)
+                    self._answers[slot].error = error
                 return
-            guilty = int(self._memory[0]) if len(self._memory) else NOBODY
-            if is_careful or guilty != NOBODY:
-                self._fail(guilty, "its grammar takes too much time, or crashes the grammar library; make it simpler")
+            guilty = int(self._memory[0])
             self._disconnect()
-            is_careful = True
+            if guilty in self._filled:
+                self._give_up(
+                    [guilty], "its grammar takes too much time or crashes the grammar library; make it simpler"
+                )
             self._send(is_careful=True)
-        for slot in self._filled:
-            self._fail(slot, "the grammar helper process ends again and again")
+        self._give_up(self._filled, "the grammar helper process ends again and again")
 
-    def _fail(self, slot: int, error: str) -> None:
-        if (answer := self._answers.get(slot)) is not None and answer.error is None:
-            answer.error = error
+    def _give_up(self, slots: list[int], error: str) -> None:
+        for slot in slots:
+            self._answers[slot].error = error
+        self._filled = [slot for slot in self._filled if slot not in slots]
 
     def _reply(self) -> dict[int, str] | None:
         """What the matcher answers; None when it has ended or does not answer."""

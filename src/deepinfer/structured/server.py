@@ -113,8 +113,10 @@ class GrammarServer:
             with self._lock:
                 self._cache.pop(grammar, None)  # it may do better when the machine has less to do
             is_late = time.monotonic() - started >= COMPILE_SECONDS
-            limit = f"more than {COMPILE_SECONDS} s" if is_late else "more memory than a grammar may have"
-            answer = f"{grammar.kind} takes {limit} to compile; make it simpler"
+            cause = (
+                f"takes more than {COMPILE_SECONDS} s" if is_late else "needs too much memory or crashes the compiler"
+            )
+            answer = f"{grammar.kind} cannot be compiled: it {cause}; make it simpler"
         raise RequestError(answer)
 
     def _ask(self, role: bytes, *fds: int) -> Connection:
