@@ -50,7 +50,7 @@ def _valid_json(schema: Any) -> Callable[[str], bool]:
 
 
 def _matches(regex: str) -> Callable[[str], bool]:
-    return lambda text: re.fullmatch(regex, text, re.DOTALL) is not None
+    return lambda text: re.fullmatch(regex, text, re.ASCII) is not None
 
 
 def _is_sum(text: str) -> bool:

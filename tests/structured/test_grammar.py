@@ -17,6 +17,7 @@ from deepinfer.structured.grammar import (
     ("form", "grammar"),
     [
         ({"regex": "a+"}, Grammar("regex", "a+")),
+        ({"regex": r".\.[.\]].*"}, Grammar("regex", r"[^\n\r]\.[.\]][^\n\r]*")),
         ({"grammar": "root ::= [0-9]"}, Grammar("ebnf", "root ::= [0-9]")),
         ({"choice": ['a"b', "c\n", 'a"b']}, Grammar("ebnf", 'root ::= "a\\"b" | "c\\x0a"')),
         ({"json": {"type": "integer"}}, Grammar("json_schema", '{"type": "integer"}')),

@@ -93,7 +93,7 @@ def test_tokens_without_text_and_padded_ids_are_never_allowed():
 REGEXES = [
     r"[a-z]{2,5}(-[0-9]+)?", r"(foo|ba+r)?(baz|qu+x)", r"-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?", r"^a*b+c{2}$",
     r"(?:ab)+?c", r"[^\n]{3}", r"\d{4}-\d{2}-\d{2}", r"[\w.]+@[\w]+\.(com|org)", r"(a|b|)c", r"é[à-ü]+", r"(a?){5}a{5}",
-    r"((a+)?b)?c", r"\x41\u0042\.\\\[\]", r"[^-a-c]{2}",
+    r"((a+)?b)?c", r"\x41\u0042\.\\\[\]", r"[^-a-c]{2}", r".{2,5}", r"[.]\.(.|x)?",
 ]  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
@@ -16,6 +17,7 @@ MAX_GRAMMAR_CHARACTERS = 2**18
 MAX_CHOICES = 10_000
 MAX_SPACES = 16  # spaces and line breaks at one place of a JSON text: a line break and seven levels of indentation
 MAX_TRIGGER_TOKENS = 64
+DOT = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|\.", re.DOTALL)  # or what may hold a dot that means itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +116,9 @@ def _json_object(value: object) -> Grammar:
 
 
 def _regex(value: object) -> Grammar:
-    return Grammar("regex", _text("regex", value))
+    """A dot is no line break, as in Python and ECMAScript; the compiler would let it be one."""
+    text = _text("regex", value)
+    return Grammar("regex", DOT.sub(lambda part: r"[^\n\r]" if part[0] == "." else part[0], text))
 
 
 def _ebnf(value: object) -> Grammar:

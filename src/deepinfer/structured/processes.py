@@ -28,7 +28,7 @@ from deepinfer.frontend.tokenizer import Tokenizer
 from deepinfer.structured.grammar import Grammar
 from deepinfer.structured.library import GrammarLibrary
 from deepinfer.structured.matching import MatcherState, Step
-from deepinfer.structured.server import COMPILE, COMPILE_SECONDS
+from deepinfer.structured.server import COMPILE, COMPILE_SECONDS, COMPILE_WALL_SECONDS
 from deepinfer.structured.xgrammar_library import XGrammar
 
 COMPILE_BYTES = 2**29  # that compiling may take beyond what the vocabulary takes
@@ -79,7 +79,8 @@ def compile_one(library: GrammarLibrary, connection: Connection) -> None:
     """Answer with the compiled grammar as bytes, or with the text of a refusal."""
     grammar: Grammar = connection.recv()
     _limit_memory(COMPILE_BYTES)
-    signal.setitimer(signal.ITIMER_REAL, COMPILE_SECONDS)  # SIGALRM, which ends the process
+    signal.setitimer(signal.ITIMER_PROF, COMPILE_SECONDS)  # SIGPROF, which ends the process
+    signal.setitimer(signal.ITIMER_REAL, COMPILE_WALL_SECONDS)
     answer: bytes | str
     try:
         answer = library.compile(grammar)
@@ -90,6 +91,7 @@ def compile_one(library: GrammarLibrary, connection: Connection) -> None:
         answer = str(error)
     except (MemoryError, RecursionError) as error:
         answer = f"{grammar.kind} is too large to compile ({type(error).__name__}); make it simpler"
+    signal.setitimer(signal.ITIMER_PROF, 0)
     signal.setitimer(signal.ITIMER_REAL, 0)
     connection.send(answer)
 

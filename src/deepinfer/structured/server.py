@@ -22,7 +22,8 @@ from deepinfer.structured.grammar import CompiledGrammar, Grammar
 logger = log.get(__name__)
 
 COMPILE, MATCH = b"compile", b"match"  # what the fork server is asked for
-COMPILE_SECONDS = 1.5  # wall clock, for one grammar
+COMPILE_SECONDS = 1.5  # of processor time for one grammar, so that a busy machine does not refuse sound ones
+COMPILE_WALL_SECONDS = 15.0  # for one that sleeps, or a machine that is very busy
 MAX_CACHED = 256  # grammars, refused ones too
 MAX_CACHED_BYTES = 2**28
 MAX_WAITING = 256
@@ -104,7 +105,7 @@ class GrammarServer:
             started = time.monotonic()
             try:
                 connection.send(grammar)
-                answer = connection.recv() if connection.poll(2 * COMPILE_SECONDS) else None
+                answer = connection.recv() if connection.poll(2 * COMPILE_WALL_SECONDS) else None
             except (EOFError, OSError):
                 answer = None
         if isinstance(answer, bytes):
