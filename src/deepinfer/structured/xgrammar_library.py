@@ -56,11 +56,11 @@ class XGrammarMatcher:
 
     def fill(self, masks: Masks, row: int) -> None:
         self.handle.fill_next_token_bitmask(masks, row, False)
+        masks[row, -1] &= self._tables.last_word
         self.restrict(masks, row)
 
     def restrict(self, masks: Masks, row: int) -> None:
         """Take back what the handle's mask allows wrongly."""
-        masks[row, -1] &= self._tables.last_word
         if self._opens_surrogate[-1]:
             masks[row] &= self._tables.no_surrogate
         if self._has_bounds:
@@ -145,6 +145,7 @@ class XGrammar:
     def fill_all(self, matchers: Sequence[XGrammarMatcher], masks: Masks) -> None:
         handles = [matcher.handle for matcher in matchers]
         self._core.BatchGrammarMatcher(1).batch_fill_next_token_bitmask(handles, masks, None, False)
+        masks[: len(handles), -1] &= self._tables.last_word
         for row, matcher in enumerate(matchers):
             matcher.restrict(masks, row)
 
