@@ -29,6 +29,7 @@ from deepinfer.structured.grammar import (
 def test_forms_become_grammars(form, grammar):
     assert read_structured_outputs(form) == grammar
     assert SamplingParams(structured_outputs=form).constraint == Constraint(grammar)
+    assert read_structured_outputs(json.dumps(form)) == grammar == read_structured_outputs(grammar)
 
 
 @pytest.mark.parametrize(

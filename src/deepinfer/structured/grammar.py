@@ -55,12 +55,13 @@ class Constraint:
 
 
 def read_structured_outputs(value: object) -> Grammar | None:
-    """The grammar of `SamplingParams.structured_outputs`: a mapping with exactly one of `FORMS`.
+    """The grammar of `SamplingParams.structured_outputs`: a mapping, or its JSON text, with exactly one of `FORMS`.
 
     Raises RequestError for anything else, and for a grammar that can be seen to be unusable.
     """
     if value is None or isinstance(value, Grammar):
         return value
+    value = _parsed(value)
     if not isinstance(value, Mapping):
         raise RequestError(
             f'structured_outputs is {shown(value)}; it must be a mapping as in {{"regex": "[0-9]+"}} '
@@ -81,10 +82,11 @@ def read_so_args(value: object) -> Constraint | None:
     """The constraint of DeepInfer's `so_args`; raises RequestError.
 
     value: {"schema_type": one of `SCHEMA_TYPES`, "schema": its text, "trigger_token_ids": ids or
-        None, "bound_token_id": an id of the trigger or None}.
+        None, "bound_token_id": an id of the trigger or None}, or the JSON text of that.
     """
     if value is None or isinstance(value, Constraint):
         return value
+    value = _parsed(value)
     names = ("schema_type", "schema", "trigger_token_ids", "bound_token_id")
     if not isinstance(value, Mapping) or not set(value) <= set(names):
         raise RequestError(f"so_args is {shown(value)}; it must be a mapping with {', '.join(names)}")
@@ -103,6 +105,16 @@ def read_so_args(value: object) -> Constraint | None:
     if bound is not None and _token(bound) not in trigger:
         raise RequestError(f"so_args: bound_token_id is {bound}; it must be one of trigger_token_ids {list(trigger)}")
     return Constraint(_bounded(form, FORMS[form](schema)), trigger, bound)
+
+
+def _parsed(value: object) -> object:
+    """What a JSON text holds; anything else as it is."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return value
 
 
 def _schema(value: object) -> Grammar:
