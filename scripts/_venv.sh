@@ -4,7 +4,7 @@
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 python="$PWD/.venv/bin/python"
 stamp="$PWD/.venv/installed"
-wanted="$PWD $(cat requirements/dev.txt pyproject.toml | cksum)"
+wanted="$PWD $(cat requirements/*.txt pyproject.toml | cksum)"
 
 is_current() {
     [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ] && "$python" -c "" 2>/dev/null
@@ -31,6 +31,8 @@ install() {
     echo "Installing the pinned packages into .venv (a few minutes the first time) ..." >&2
     "$python" -m pip install --quiet --disable-pip-version-check -r requirements/dev.txt ||
         fail "The packages of requirements/dev.txt could not be installed; see above. Run $0 again to retry."
+    "$python" -m pip install --quiet --disable-pip-version-check --no-deps -r requirements/no-deps.txt ||
+        fail "The packages of requirements/no-deps.txt could not be installed; see above. Run $0 again to retry."
     echo "Installing deepinfer itself ..." >&2
     "$python" -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e . ||
         fail "deepinfer could not be installed into .venv; see above."

@@ -84,12 +84,17 @@ class Call:
         return output
 
     def deltas(self, streams: Sequence[RequestStream]) -> Iterator[OutputDelta]:
-        """Submit the answers to one prompt and give their pieces as they come."""
+        """Submit the answers to one prompt and give their pieces as they come.
+
+        Raises RequestError when one is refused, also if that turns out later (its grammar).
+        """
         for stream in streams:
             self.submit(stream)
         while self._running:
             self.wait()
             for stream in streams:
+                if stream.is_finished and (output := stream.output()).is_refused:
+                    raise RequestError(output.error)
                 if (delta := stream.take()) is not None:
                     yield delta
 

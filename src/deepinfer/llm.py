@@ -227,6 +227,7 @@ class LLM:
         from deepinfer.frontend.chat_stream import ChatStream  # as above
 
         prompt = self._chat_encoder.encode(conversation, **{"thinking": False, **options})
+        params = prompt.constrained(params, self.tokenizer.think_end_id)
         request = self._builder.build(prompt.token_ids, params, request_id=request_ids[0], priority=priority)
         return [
             ChatStream(one, self.tokenizer, prompt.parser(), sample=sample, asked_as=request_ids[0])
@@ -269,7 +270,7 @@ def _is_list_of_conversations(messages: object) -> bool:
 
 
 def _raise_if_refused(outputs: list[RequestOutput]) -> list[RequestOutput]:
-    if outputs[0].finish_reason == "error" and not outputs[0].prompt_token_ids:
+    if outputs[0].is_refused:
         raise RequestError(outputs[0].error)
     return outputs
 

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deepinfer.sampling.params import SamplingParams
+from deepinfer.structured.grammar import CompiledGrammar
 
 Int32 = NDArray[np.int32]
 Bool = NDArray[np.bool_]
@@ -37,6 +38,7 @@ class GenerateRequest:
     wants_prompt_logits: return the logits of every prompt position (`LLM.score`); such a request
         runs every layer for every token, whatever the replay mode.
     bad_word_ids: the token sequences that `params.bad_words` stand for.
+    grammar: of `params.constraint`, compiled by the engine's client on the way in.
     """
 
     request_id: str
@@ -46,6 +48,7 @@ class GenerateRequest:
     priority: int = 0
     wants_prompt_logits: bool = False
     bad_word_ids: TokenSequences = ()
+    grammar: CompiledGrammar | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +56,7 @@ class SlotSetup:
     """A slot has a new occupant: what the device must know about it from this step on.
 
     token_ids: [known] int32, prompt and the answer so far (after a preemption).
-    bad_word_ids: see `GenerateRequest`.
+    bad_word_ids, grammar: see `GenerateRequest`.
     """
 
     slot: int
@@ -61,6 +64,7 @@ class SlotSetup:
     num_prompt: int
     token_ids: Int32
     bad_word_ids: TokenSequences = ()
+    grammar: CompiledGrammar | None = None
 
 
 @dataclass(slots=True)
@@ -128,6 +132,7 @@ class StepResult:
 
     has_choice: False where the request's own parameters exclude every token; None = nowhere.
     prompt_logprobs: one line for each of the plan's `logprob_targets`.
+    errors: why a line has no token, where it is not the logits; `is_finite` is False there too.
     """
 
     step: int
@@ -139,6 +144,7 @@ class StepResult:
     prompt_logprobs: Logprobs | None = None
     seconds: float = 0.0  # device side time of the step
     op_seconds: dict[str, float] = field(default_factory=dict)  # by kind of op, if they are timed
+    errors: dict[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

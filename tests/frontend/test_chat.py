@@ -4,6 +4,8 @@ import pytest
 
 from deepinfer.errors import ModelError, RequestError
 from deepinfer.frontend.chat import ChatEncoder
+from deepinfer.sampling.params import SamplingParams
+from deepinfer.structured.grammar import Constraint, Grammar
 
 USER = {"role": "user", "content": "hi"}
 BOS, USER_ID, ASSISTANT_ID, THINK, THINK_END = 0, 4072, 4073, 4075, 4076
@@ -142,3 +144,41 @@ def test_a_bad_chat_is_refused_with_the_cause(encoder, messages, options, messag
 def test_a_missing_tokenizer_is_named(tmp_path):
     with pytest.raises(ModelError, match=r"tokenizer.json cannot be read as a tokenizer"):
         ChatEncoder(tmp_path / "tokenizer.json").encode([USER])
+
+
+def test_a_grammar_begins_after_thinking_and_at_once_without(encoder, tokenizer):
+    params, end = SamplingParams(structured_outputs={"regex": "a+"}), tokenizer.think_end_id
+    assert tokenizer.decode([end]) == "</think>"
+    assert encoder.encode([USER], thinking=False).constrained(params, end) is params
+    constraint = encoder.encode([USER], thinking=True).constrained(params, end).constraint
+    assert constraint == Constraint(params.constraint.grammar, (end,), None, True)
+    assert encoder.encode([USER], thinking=True).constrained(SamplingParams(), end).constraint is None
+
+
+def test_so_args_with_a_trigger_stay_as_they_are_while_thinking(encoder, tokenizer):
+    args = {"schema_type": "regex", "schema": "a+", "trigger_token_ids": [5]}
+    params = SamplingParams(so_args=args)
+    assert encoder.encode([USER], thinking=True).constrained(params, tokenizer.think_end_id) is params
+
+
+@pytest.mark.parametrize(
+    ("response_format", "grammar"),
+    [
+        ({"type": "json_object"}, Grammar("json_schema", '{"type": "object"}')),
+        ({"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "integer"}}},
+         Grammar("json_schema", '{"type": "integer"}')),
+        ({"type": "regex", "regex": "a+"}, Grammar("regex", "a+")),
+        ({"type": "text"}, None),
+    ],
+)  # fmt: skip
+def test_response_formats_become_grammars(encoder, response_format, grammar):
+    messages = [{"role": "user", "content": "Answer in json"}]
+    prompt = encoder.encode(messages, thinking=False, response_format=response_format)
+    constraint = prompt.constrained(SamplingParams(), None).constraint
+    assert (constraint and constraint.grammar) == grammar
+
+
+def test_a_response_format_beside_another_grammar_is_refused(encoder):
+    prompt = encoder.encode([USER], thinking=False, response_format={"type": "regex", "regex": "a+"})
+    with pytest.raises(RequestError, match="both give a grammar"):
+        prompt.constrained(SamplingParams(structured_outputs={"choice": ["a"]}), None)

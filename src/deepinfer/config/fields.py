@@ -22,7 +22,8 @@ FALSE = ("0", "false", "no", "off")
 class Option:
     """One declared field.
 
-    kind: type of the value, or of one item when `is_list`; None is never part of it.
+    kind: type of the value, or of one item when `is_list`; None is never part of it. A dataclass is
+        given as JSON text, so its kind is str.
     choices: the allowed words of a Literal field; empty otherwise.
     variable: DeepInfer's own name for it, where there is one.
     rule: the range in words, where low and high do not say it.
@@ -109,7 +110,7 @@ def _option(spec: dataclasses.Field[Any], hint: Any) -> Option:
     choices = typing.get_args(kind) if typing.get_origin(kind) is Literal else ()
     return Option(
         name=spec.name,
-        kind=str if choices else kind,
+        kind=str if choices or dataclasses.is_dataclass(kind) else kind,
         default=spec.default,
         help=spec.metadata["help"],
         choices=choices,

@@ -8,11 +8,15 @@ import threading
 from queue import Empty, SimpleQueue
 from types import TracebackType
 
+import numpy as np
+
 from deepinfer import log
 from deepinfer.engine.core import EngineCore
+from deepinfer.engine.grammar_queue import GrammarQueue
 from deepinfer.engine.stats import EngineStats
-from deepinfer.errors import EngineDeadError, RequestError
+from deepinfer.errors import EngineDeadError, QueueFullError, RequestError
 from deepinfer.messages import FinishReason, GenerateRequest, StepOutput
+from deepinfer.structured.server import GrammarServer
 
 logger = log.get(__name__)
 
@@ -47,8 +51,9 @@ class EngineClient:
     thread and thus inside any lock, takes neither: `is_routed`, `abandon`.
     """
 
-    def __init__(self, core: EngineCore):
+    def __init__(self, core: EngineCore, grammars: GrammarServer | None = None):
         self.core = core
+        self._grammars = GrammarQueue(grammars, self._notify)
         self._routes: dict[str, Subscription] = {}  # of every request whose end was not handed out
         self._abandoned: SimpleQueue[tuple[str, Subscription]] = SimpleQueue()
         self._wake = threading.Condition()
@@ -67,8 +72,9 @@ class EngineClient:
 
     def finish(self, request_id: str, reason: FinishReason) -> bool:
         """End a request for a reason that the caller found; False for an unknown id."""
-        is_known = self.core.finish(request_id, reason)
-        self._notify()
+        with self._wake:
+            is_known = self._grammars.finish(request_id, reason) or self.core.finish(request_id, reason)
+            self._wake.notify()
         return is_known
 
     def is_routed(self, request_id: str) -> bool:
@@ -115,7 +121,10 @@ class EngineClient:
             self._routes[request.request_id] = subscription  # first: an interrupted caller can still abandon it
             self._wake.notify()
             try:
-                self.core.add(request)
+                if request.params.constraint is None:
+                    self.core.add(request)
+                else:
+                    self._grammars.add(request)
             except RequestError:
                 del self._routes[request.request_id]
                 raise
@@ -133,6 +142,7 @@ class EngineClient:
         try:
             while self._wait_for_work():
                 self._end_abandoned()
+                self._admit_ready()
                 output = self.core.step()
                 if output is not None:
                     self._deliver(output)
@@ -147,17 +157,36 @@ class EngineClient:
         for subscription in subscriptions:
             subscription.outputs.put(failure)
         self.core.close()
+        self._grammars.close()
 
     def _end_abandoned(self) -> None:
         with contextlib.suppress(Empty):
             while True:
                 request_id, subscription = self._abandoned.get_nowait()
                 if self._routes.get(request_id) is subscription:  # else it has ended, and the id may be another's
-                    self.core.finish(request_id, "abort")
+                    self.finish(request_id, "abort")
+
+    def _admit_ready(self) -> None:
+        """Requests whose grammar is ready go to the scheduler, unless its queue is full."""
+        if not self._grammars.has_work():
+            return
+        with self._wake:
+            for request in self._grammars.ready():
+                try:
+                    self.core.add(request)
+                except QueueFullError:
+                    break
+                except RequestError as error:
+                    self._grammars.finish(request.request_id, "error", str(error))
+                else:
+                    self._grammars.remove(request.request_id)
+            finished = self._grammars.take_finished()
+        if finished:
+            self._deliver(StepOutput([], np.zeros(0, dtype=np.int32), finished=finished))
 
     def _wait_for_work(self) -> bool:
         with self._wake:
-            while not self._is_closed and not self.core.has_work():
+            while not self._is_closed and not self.core.has_work() and not self._grammars.has_work():
                 self._wake.wait()
             return not self._is_closed
 

@@ -6,6 +6,7 @@ in a message can never open a turn.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,6 +17,8 @@ import deepseek_recipe as recipe
 
 from deepinfer.errors import ModelError, RequestError
 from deepinfer.frontend.answer import AnswerParser
+from deepinfer.sampling.params import SamplingParams
+from deepinfer.structured.grammar import Constraint, read_structured_outputs
 
 Message: TypeAlias = Mapping[str, Any]
 Effort: TypeAlias = Literal["low", "high", "xhigh", "max"]
@@ -32,6 +35,29 @@ class ChatPrompt:
 
     token_ids: list[int]
     conversion: recipe.ConversationRequest
+
+    @property
+    def is_thinking(self) -> bool:
+        """Whether the answer begins inside the thinking."""
+        stages = recipe.ThinkingInitialStage.ReasoningStart, recipe.ThinkingInitialStage.ReasoningContinuation
+        return self.conversion.parsing_options.thinking_initial_stage in stages
+
+    def constrained(self, params: SamplingParams, think_end_id: int | None) -> SamplingParams:
+        """The parameters with the grammar of the response format; a grammar begins when thinking ends.
+
+        Raises RequestError for a response format that cannot be enforced, or beside another grammar.
+        """
+        stated = self.conversion.inference_options.output_constraint
+        if stated is not None and stated.kind in ("json", "regex"):
+            if params.constraint is not None:
+                raise RequestError("response_format and the sampling parameters both give a grammar; give one of them")
+            form = {"json_object": True} if not stated.schema else {stated.kind: stated.schema}
+            params = dataclasses.replace(params, structured_outputs=read_structured_outputs(form))
+        constraint = params.constraint
+        if constraint is None or constraint.trigger or think_end_id is None or not self.is_thinking:
+            return params
+        after_thinking = Constraint(constraint.grammar, trigger=(think_end_id,), must_begin=True)
+        return dataclasses.replace(params, structured_outputs=None, so_args=after_thinking)
 
     def parser(self) -> AnswerParser:
         """A new parser for one answer to this prompt."""

@@ -82,6 +82,11 @@ class RequestOutput:
     total_seconds: float | None = None
 
     @property
+    def is_refused(self) -> bool:
+        """Whether the request never ran, `error` says why."""
+        return self.finish_reason == "error" and self.queue_seconds is None
+
+    @property
     def num_prompt_tokens(self) -> int:
         return len(self.prompt_token_ids)
 

@@ -13,7 +13,8 @@ from deepinfer.errors import ModelError, RequestError
 from deepinfer.frontend.detokenizer import Detokenizer, TokenTexts
 
 # Spellings that answer parsing needs to see, even where a tokenizer calls them special.
-MARKUP = ("<think>", "</think>", "｜DSML｜")
+THINK_END, TOOL_MARKUP = "</think>", "｜DSML｜"
+MARKUP = ("<think>", THINK_END, TOOL_MARKUP)
 
 
 class Tokenizer:
@@ -69,6 +70,17 @@ class Tokenizer:
         """
         return Detokenizer(self._markup_texts if keeps_markup else self._texts)
 
+    def token_bytes(self) -> list[bytes]:
+        """What each id adds to a text, b"" for control tokens; tool-call markup counts as text."""
+        control = {token.content for token in self._hub.get_added_tokens_decoder().values()} - {TOOL_MARKUP}
+        return [self._bytes_of(token_id, control) for token_id in range(self.vocab_size)]
+
+    @cached_property
+    def think_end_id(self) -> int | None:
+        """The token that ends thinking, if the tokenizer has one."""
+        token_id: int | None = self._hub.token_to_id(THINK_END)
+        return token_id
+
     @cached_property
     def _texts(self) -> TokenTexts:
         return TokenTexts(lambda token_id: self._bytes_of(token_id, self._specials))
@@ -95,6 +107,7 @@ class NoTokenizer:
 
     file = None
     eos_ids: tuple[int, ...] = ()
+    think_end_id: int | None = None
 
     def encode(self, text: str, *, is_prompt: bool = True) -> list[int]:
         """Raises RequestError: there is nothing to encode with."""

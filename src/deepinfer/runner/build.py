@@ -23,6 +23,8 @@ from deepinfer.runner.batch import BatchBuilder
 from deepinfer.runner.memory import check_memory, count_blocks
 from deepinfer.runner.runner import Runner
 from deepinfer.sampling.sampler import Sampler
+from deepinfer.structured.rows import ConstrainedRows
+from deepinfer.structured.server import GrammarServer
 
 logger = log.get(__name__)
 NULL_BLOCKS_PER_REQUEST = 16
@@ -38,6 +40,7 @@ class BuiltRunner:
     max_model_len: int
     vocab_size: int
     eos_ids: tuple[int, ...]
+    grammars: GrammarServer | None = None  # None: requests cannot have grammars
 
 
 def build_runner(config: EngineConfig, folder: Path, eos_ids: Sequence[int] | None = None) -> BuiltRunner:
@@ -94,7 +97,11 @@ def build_runner(config: EngineConfig, folder: Path, eos_ids: Sequence[int] | No
         folder.name, device, time.monotonic() - started, model_config.num_layers, num_blocks, layout.block_tokens,
         pools.blocks.nbytes / 2**20, num_slots, pools.slots.nbytes / 2**20,
     )  # fmt: skip
-    return BuiltRunner(Runner(bound, builder, sampler, ops.clock), num_blocks, *sizes)
+    grammars = constraints = None
+    if (folder / "tokenizer.json").exists():
+        grammars = GrammarServer(folder, model_config.vocab_size, eos_ids)
+        constraints = ConstrainedRows(grammars, num_slots)
+    return BuiltRunner(Runner(bound, builder, sampler, constraints, ops.clock), num_blocks, *sizes, grammars)
 
 
 def _checked_eos(eos_ids: Sequence[int], vocab_size: int) -> tuple[int, ...]:

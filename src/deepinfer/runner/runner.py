@@ -17,6 +17,7 @@ from deepinfer.ops.clock import OpClock
 from deepinfer.runner.batch import BatchBuilder
 from deepinfer.sampling.logprobs import TokenLogprobs, token_logprobs
 from deepinfer.sampling.sampler import Sampler
+from deepinfer.structured.rows import ConstrainedRows
 
 PROMPT_PART = 256  # prompt tokens whose logits are on the device at a time
 
@@ -49,11 +50,20 @@ class Forwarded:
 class Runner:
     """Model, caches and sampler of one engine.
 
-    `forward` and `sample` are two calls so that a host can fill token masks in between.
+    `forward` and `sample` are two calls because the token masks of constrained rows are filled in
+    between, by another process. constraints: None = no request has a grammar.
     """
 
-    def __init__(self, model: Model, builder: BatchBuilder, sampler: Sampler, clock: OpClock | None = None):
-        self.model, self.builder, self.sampler, self.clock = model, builder, sampler, clock
+    def __init__(
+        self,
+        model: Model,
+        builder: BatchBuilder,
+        sampler: Sampler,
+        constraints: ConstrainedRows | None = None,
+        clock: OpClock | None = None,
+    ):
+        self.model, self.builder, self.sampler = model, builder, sampler
+        self.constraints, self.clock = constraints, clock
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one step; blocks until its tokens are on the host."""
@@ -64,6 +74,9 @@ class Runner:
         started = time.monotonic()
         for setup in plan.setups:
             self.sampler.set_slot(setup)
+        if self.constraints is not None:
+            self.constraints.set_slots(plan.setups)
+            self.constraints.begin(plan)
         hidden = self.model.forward(self.builder.build(plan))
         num_sampling = int(np.count_nonzero(plan.samples))
         return Forwarded(plan, hidden, self.model.logits(hidden.part(0, num_sampling)), started)
@@ -74,20 +87,27 @@ class Runner:
         slots, positions = plan.slots, plan.starts + plan.counts  # of the tokens to draw
         if not plan.samples.all():
             slots, positions = slots[plan.samples], positions[plan.samples]
-        drawn = self.sampler.sample(logits, slots, positions)
+        masks = None if self.constraints is None else self.constraints.masks()
+        drawn = self.sampler.sample(logits, slots, positions, masks)
         self.sampler.observe(slots, drawn.token_ids)
         self.builder.store(drawn.token_ids, slots, positions)
+        token_ids, is_finite = _on_host(drawn.token_ids).astype(np.int32), _on_host(drawn.is_finite)
+        errors = {} if masks is None else masks.errors
+        if self.constraints is not None:
+            self.constraints.take(token_ids)
+            is_finite[list(errors)] = False
         prompt_logits, start = self._prompt_logits(plan, forwarded.hidden, len(slots))
         return StepResult(
             step=plan.step,
-            token_ids=_on_host(drawn.token_ids).astype(np.int32),
-            is_finite=_on_host(drawn.is_finite),
+            token_ids=token_ids,
+            is_finite=is_finite,
             has_choice=None if drawn.has_choice is None else _on_host(drawn.has_choice),
             logprobs=None if drawn.logprobs is None else _logprobs([drawn.logprobs]),
             prompt_logits=prompt_logits,
             prompt_logprobs=self._prompt_logprobs(plan, forwarded.hidden, start),
             seconds=time.monotonic() - forwarded.started,
             op_seconds=self.clock.take() if self.clock is not None else {},
+            errors=errors,
         )
 
     def _prompt_logits(self, plan: StepPlan, hidden: Hidden, start: int) -> tuple[dict[int, Float32], int]:

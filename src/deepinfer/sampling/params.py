@@ -15,6 +15,7 @@ from typing import Any, Literal
 from deepinfer.errors import RequestError, shown
 from deepinfer.sampling import checks
 from deepinfer.sampling.checks import Check, TokenBias
+from deepinfer.structured.grammar import Constraint, Grammar, read_so_args, read_structured_outputs
 
 MAX_COUNT = 2**31 - 1  # counts are int32 on their way to the device
 MAX_SEED = 2**63 - 1
@@ -127,6 +128,14 @@ class SamplingParams:
     prompt_logprobs: int | None = parameter(
         checks.whole, None, "log-probabilities of the prompt's and this many best tokens", low=0, high=MAX_LOGPROBS
     )
+    structured_outputs: Grammar | None = parameter(
+        lambda name, value: read_structured_outputs(value), None,
+        "what the answer must match: one of json, json_object, regex, grammar, choice, structural_tag",
+    )  # fmt: skip
+    so_args: Constraint | None = parameter(
+        lambda name, value: read_so_args(value), None,
+        "the same from a trigger on: schema_type, schema, trigger_token_ids, bound_token_id",
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         for spec in dataclasses.fields(self):
@@ -141,6 +150,8 @@ class SamplingParams:
             raise RequestError(
                 f"n is {self.n} but temperature is 0: all answers would be one; set n=1 or a temperature"
             )
+        if self.constraint is not None:
+            _check_constraint(self)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(f"min_tokens is {self.min_tokens}; it must be at most max_tokens ({self.max_tokens})")
 
@@ -155,6 +166,11 @@ class SamplingParams:
         for name, ids in lists.items():
             if ids and max(ids) >= vocab_size:
                 raise RequestError(f"{name} holds {shown(max(ids))}; the vocabulary ends at {vocab_size - 1}")
+
+    @property
+    def constraint(self) -> Constraint | None:
+        """The grammar that the answer follows, and where it begins."""
+        return self.so_args if self.structured_outputs is None else Constraint(self.structured_outputs)
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> SamplingParams:
@@ -187,6 +203,15 @@ class SamplingParams:
 def declared() -> tuple[dataclasses.Field[Any], ...]:
     """The declared parameters in order, with what `parameter` put into their metadata."""
     return dataclasses.fields(SamplingParams)
+
+
+def _check_constraint(params: SamplingParams) -> None:
+    if params.structured_outputs is not None and params.so_args is not None:
+        raise RequestError("structured_outputs and so_args are two ways to give a grammar; give one of them")
+    if params.ignore_eos is not False:
+        raise RequestError("ignore_eos is set, but an answer under a grammar ends where the grammar does; leave it out")
+    if params.golden_token_ids is not None:
+        raise RequestError("golden_token_ids is the answer itself; a grammar cannot shape it, so leave one of them out")
 
 
 def _check_range(spec: dataclasses.Field[Any], value: Any) -> None:

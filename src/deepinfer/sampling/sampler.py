@@ -17,9 +17,11 @@ from deepinfer.sampling.bias import Bias
 from deepinfer.sampling.endings import MinTokens
 from deepinfer.sampling.golden import Golden
 from deepinfer.sampling.logprobs import TokenLogprobs, drawn_logprobs
+from deepinfer.sampling.masks import exclude_masked
 from deepinfer.sampling.penalties import Penalties
 from deepinfer.sampling.slot_params import RowParams, SlotParams
 from deepinfer.sampling.stages import EXCLUDED, FILTERS, Stage
+from deepinfer.structured.rows import RowMasks
 
 
 class Sampled(NamedTuple):
@@ -61,15 +63,24 @@ class Sampler:
         for stage in self._changes:
             stage.set_slot(setup)
 
-    def sample(self, logits: Tensor, slots: NDArray[np.int32], positions: NDArray[np.int32]) -> Sampled:
+    def sample(
+        self,
+        logits: Tensor,
+        slots: NDArray[np.int32],
+        positions: NDArray[np.int32],
+        masks: RowMasks | None = None,
+    ) -> Sampled:
         """Choose one token per row.
 
         logits: [rows, vocab] float32, not changed. slots: [rows], on the host. positions: [rows]
         of the tokens to be drawn, on the host: with the seed they key the noise of the draw.
+        masks: what the rows under a grammar may take; None = there are none.
         """
         params = self._slots.rows(slots, positions, logits.shape[1])
         token_ids, is_finite = self._ops.best_tokens(logits)
         has_choice, processed = None, _run(self._changes, logits, params)
+        if masks is not None:
+            processed = exclude_masked(processed, masks)
         if processed is not logits:
             has_choice = ~is_finite | (processed.amax(-1) > EXCLUDED)
         is_random = params.is_random.any()

@@ -8,6 +8,7 @@ import numpy as np
 
 from deepinfer.messages import Int32, RequestTimes, SlotSetup, TokenSequences
 from deepinfer.sampling.params import SamplingParams
+from deepinfer.structured.grammar import CompiledGrammar
 
 
 @dataclass(slots=True, eq=False)
@@ -30,6 +31,7 @@ class Request:
     decoder_start: int
     wants_prompt_logits: bool
     bad_word_ids: TokenSequences = ()
+    grammar: CompiledGrammar | None = None
     generated: list[int] = field(default_factory=list)
     slot: int = 0
     num_logits: int = 0
@@ -60,7 +62,7 @@ class Request:
     def setup(self) -> SlotSetup:
         """What the device must know when the request enters its slot."""
         known = self.tokens(0, self.num_tokens)
-        return SlotSetup(self.slot, self.params, len(self.prompt), known, self.bad_word_ids)
+        return SlotSetup(self.slot, self.params, len(self.prompt), known, self.bad_word_ids, self.grammar)
 
     def times(self, finished: float) -> RequestTimes:
         return RequestTimes(self.arrival, self.scheduled, self.first_token, finished)

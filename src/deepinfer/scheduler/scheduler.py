@@ -31,6 +31,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from deepinfer.cache.manager import CacheManager
 from deepinfer.config.engine import ReplayMode, SchedulerOptions
@@ -169,6 +170,7 @@ class Scheduler:
             decoder_start=max(0, num_prompt - keep),
             wants_prompt_logits=request.wants_prompt_logits,
             bad_word_ids=request.bad_word_ids,
+            grammar=request.grammar,
         )
         self._queue.add(entry)
         self._requests[entry.request_id] = entry
@@ -339,7 +341,7 @@ class Scheduler:
         prompt_logprobs = self._take_prompt_logprobs(step, result, now)
         is_wanted = self._state.serial[step.slots] == step.serials
         if not result.is_finite.all():
-            self._end_broken(step.slots[is_wanted & ~result.is_finite], now)
+            self._end_broken(step.slots, np.flatnonzero(is_wanted & ~result.is_finite), result.errors, now)
             is_wanted &= result.is_finite
         if result.has_choice is not None and not result.has_choice.all():
             self._end_without_choice(step.slots[is_wanted & ~result.has_choice], now)
@@ -402,29 +404,34 @@ class Scheduler:
             request.num_logprobs = end
         return found
 
-    def _end_broken(self, slots: Int32, now: float) -> None:
-        for slot in slots.tolist():
-            request = self._occupant(slot)
-            self._end_not_finite(request, request.num_tokens, now)
+    def _end_broken(self, slots: Int32, rows: NDArray[np.int64], errors: dict[int, str], now: float) -> None:
+        for row in rows.tolist():
+            request = self._occupant(slots[row])
+            if (cause := errors.get(row)) is not None:
+                self._end_early(request, cause, now)
+            else:
+                self._end_not_finite(request, request.num_tokens, now)
 
     def _end_not_finite(self, request: Request, position: int, now: float) -> None:
         self.num_not_finite += 1
-        error = (
-            f"request {request.request_id!r}: the model gave NaN or no finite logit for position "
-            f"{position}, so it ends after {len(request.generated)} tokens; check the checkpoint, "
+        cause = (
+            f"the model gave NaN or no finite logit for position {position}; check the checkpoint, "
             "or try --precision float32"
         )
-        self._end(request, "error", now, error=error)
+        self._end_early(request, cause, now)
 
     def _end_without_choice(self, slots: Int32, now: float) -> None:
         for slot in slots.tolist():
             request = self._occupant(slot)
-            error = (
-                f"request {request.request_id!r}: its own parameters exclude every token of the vocabulary at position "
-                f"{request.num_tokens}, so it ends after {len(request.generated)} tokens; allow more tokens "
-                "(allowed_token_ids, bad_words, min_tokens)"
+            cause = (
+                f"its own parameters exclude every token of the vocabulary at position {request.num_tokens}; "
+                "allow more tokens (allowed_token_ids, bad_words, min_tokens, a grammar)"
             )
-            self._end(request, "error", now, error=error)
+            self._end_early(request, cause, now)
+
+    def _end_early(self, request: Request, cause: str, now: float) -> None:
+        error = f"request {request.request_id!r} ends after {len(request.generated)} tokens: {cause}"
+        self._end(request, "error", now, error=error)
 
     def _occupant(self, slot: int) -> Request:
         request = self._occupants[slot]

@@ -75,3 +75,9 @@ def test_parse_gives_the_value(name, text, value):
 def test_parse_names_the_rule_that_a_text_breaks(name, text, rule):
     with pytest.raises(ConfigError, match=rule):
         fields.parse(EXAMPLE[name], text)
+
+
+def test_a_parameter_of_many_parts_is_given_as_json_text():
+    form = fields.by_name(fields.read_options(SamplingParams))["structured_outputs"]
+    text = fields.parse(form, '{"regex": "a+"}')
+    assert SamplingParams(structured_outputs=text) == SamplingParams(structured_outputs={"regex": "a+"})

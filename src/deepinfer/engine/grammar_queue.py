@@ -1,0 +1,77 @@
+"""GrammarQueue: requests whose grammar is being compiled. They wait beside the scheduler and hold up nobody."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from deepinfer.errors import RequestError
+from deepinfer.messages import Finished, FinishReason, GenerateRequest, RequestTimes
+from deepinfer.structured.grammar import CompiledGrammar
+from deepinfer.structured.server import GrammarServer
+
+
+class GrammarQueue:
+    """In order of arrival; not thread-safe, the engine's client calls it under its lock.
+
+    server: None = this engine has no grammars, and a request with one is refused.
+    wake: called in another thread when a grammar is ready or refused.
+    """
+
+    def __init__(self, server: GrammarServer | None, wake: Callable[[], None]) -> None:
+        self._server, self._wake = server, wake
+        self._waiting: dict[str, tuple[GenerateRequest, Future[CompiledGrammar]]] = {}
+        self._finished: list[Finished] = []
+
+    def add(self, request: GenerateRequest) -> None:
+        """Start on a request's grammar. Raises RequestError when it cannot be taken."""
+        constraint = request.params.constraint
+        assert constraint is not None, "a request without a grammar waits for none"
+        if self._server is None:
+            raise RequestError(
+                f"request {request.request_id!r} has a grammar, but this engine runs without model or tokenizer; "
+                "leave structured_outputs and so_args out"
+            )
+        future = self._server.compile(constraint.grammar)
+        self._waiting[request.request_id] = request, future
+        future.add_done_callback(lambda _: self._wake())
+
+    def finish(self, request_id: str, reason: FinishReason, error: str | None = None) -> bool:
+        """End a request that still waits here; False when none of that id does."""
+        waiting = self._waiting.pop(request_id, None)
+        if waiting is not None:
+            times = RequestTimes(waiting[0].arrival, None, None, time.monotonic())
+            self._finished.append(Finished(request_id, reason, times, error=error))
+        return waiting is not None
+
+    def has_work(self) -> bool:
+        """Whether `ready` or `take_finished` has something to give."""
+        return bool(self._finished) or any(future.done() for _, future in self._waiting.values())
+
+    def ready(self) -> list[GenerateRequest]:
+        """Requests with their compiled grammar, left in the queue; those whose grammar was refused end."""
+        requests: list[GenerateRequest] = []
+        for request, future in [*self._waiting.values()]:
+            if not future.done():
+                continue
+            try:
+                requests.append(dataclasses.replace(request, grammar=future.result()))
+            except RequestError as error:
+                self.finish(request.request_id, "error", f"request {request.request_id!r} is refused: {error}")
+        return requests
+
+    def remove(self, request_id: str) -> None:
+        """The scheduler has the request now."""
+        del self._waiting[request_id]
+
+    def take_finished(self) -> list[Finished]:
+        """Ends that were not handed out yet."""
+        finished, self._finished = self._finished, []
+        return finished
+
+    def close(self) -> None:
+        """End the helper processes."""
+        if self._server is not None:
+            self._server.close()

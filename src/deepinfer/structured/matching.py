@@ -1,0 +1,104 @@
+"""The work of the matcher process: answers under a grammar, one per slot."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from deepinfer.structured.library import GrammarLibrary, Matcher
+
+ROW_SECONDS = 0.2  # of processor time that one answer may take in one step
+NOBODY = -1
+
+
+@dataclass(slots=True)
+class Step:
+    """What the matcher does before one draw, in this order.
+
+    loads: grammars that it does not have yet. drops: grammars that it may forget.
+    opens: slot, grammar number, tokens so far; the slot has a new answer.
+    accepts: slot, next token. fills: slots whose masks are wanted; line i is for fills[i].
+    is_careful: one answer after the other, so that it is known which one goes wrong.
+    """
+
+    loads: list[tuple[int, bytes]] = field(default_factory=list)
+    drops: list[int] = field(default_factory=list)
+    opens: list[tuple[int, int, list[int]]] = field(default_factory=list)
+    accepts: list[tuple[int, int]] = field(default_factory=list)
+    fills: list[int] = field(default_factory=list)
+    is_careful: bool = False
+
+
+class MatcherState:
+    """Matchers by slot; writes masks into shared memory.
+
+    memory: [1 + max rows * words] int32; the first entry says whose turn it is (NOBODY = all
+        together), and is what the engine reads when this process has ended early.
+    """
+
+    def __init__(self, library: GrammarLibrary, memory: NDArray[np.int32]) -> None:
+        self._library = library
+        self._turn = memory[:1]
+        self._masks = memory[1:].reshape(-1, library.num_words)
+        self._grammars: dict[int, Any] = {}
+        self._matchers: dict[int, Matcher] = {}
+
+    def run(self, step: Step) -> dict[int, str]:
+        """Carry out a step. Returns what went wrong, by slot; such a slot has no matcher any more.
+
+        Processor time beyond `ROW_SECONDS` per answer ends the process (SIGPROF).
+        """
+        errors: dict[int, str] = {}
+        self._limit(NOBODY, 1 + len(step.loads))
+        for number, data in step.loads:
+            self._grammars[number] = self._library.load(data)
+        for number in step.drops:
+            self._grammars.pop(number, None)
+        for slot, number, tokens in step.opens:
+            self._limit(slot, 1 + len(tokens) // 1000)
+            self._matchers[slot] = self._library.matcher(self._grammars[number])
+            for token in tokens:
+                self._accept([(slot, token)], errors)
+        if step.is_careful:
+            for line in step.accepts:
+                self._limit(line[0], 1)
+                self._accept([line], errors)
+            for row, slot in enumerate(step.fills):
+                self._limit(slot, 1)
+                self._fill(row, [slot])
+        else:
+            self._limit(NOBODY, 1 + len(step.accepts) + len(step.fills))
+            self._accept(step.accepts, errors)
+            self._fill(0, step.fills)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        return errors
+
+    def _limit(self, slot: int, num_rows: int) -> None:
+        self._turn[0] = slot
+        signal.setitimer(signal.ITIMER_PROF, ROW_SECONDS * num_rows)
+
+    def _accept(self, lines: list[tuple[int, int]], errors: dict[int, str]) -> None:
+        """Tokens after the end of an answer come from rows planned ahead; they change nothing."""
+        lines = [line for line in lines if line[0] in self._matchers and not self._matchers[line[0]].is_ended]
+        if not lines:
+            return
+        accepted = self._library.accept_all([self._matchers[slot] for slot, _ in lines], [token for _, token in lines])
+        for (slot, token), is_accepted in zip(lines, accepted, strict=True):
+            if not is_accepted:
+                errors[slot] = f"the grammar does not allow token {token}, which was generated"
+                del self._matchers[slot]
+
+    def _fill(self, first: int, slots: list[int]) -> None:
+        """Lines of ended and of failed answers allow everything: nobody will read what is drawn."""
+        masks = self._masks[first : first + len(slots)]
+        masks[:] = -1
+        live = [row for row, slot in enumerate(slots) if slot in self._matchers and not self._matchers[slot].is_ended]
+        if len(live) == len(slots):
+            self._library.fill_all([self._matchers[slot] for slot in slots], masks)
+        else:
+            for row in live:
+                self._matchers[slots[row]].fill(masks, row)

@@ -1,0 +1,203 @@
+"""xgrammar 0.2.9 behind `library.py`. It is used in helper processes only, see `processes.py`.
+
+The package's `__init__` imports torch and transformers, which are large and not needed for what
+its C++ core does. So the core's bindings are loaded without it.
+
+Source: Dong et al., "XGrammar: Flexible and Efficient Structured Generation Engine for Large Language
+Models", 2024 (arXiv:2411.15100).
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import os
+import re
+import sys
+import tempfile
+import types
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from deepinfer.errors import ConfigError, RequestError
+from deepinfer.structured.grammar import MAX_SPACES, Grammar
+from deepinfer.structured.grammar_graph import check_graph
+from deepinfer.structured.library import Masks
+
+VERSION = "0.2.9"
+BOUNDED = b"bounded:"  # before the data of grammars with JSON strings of bounded length
+RAW_BYTES = 0  # the vocabulary is given as bytes
+
+
+class XGrammarMatcher:
+    """One answer, see `library.Matcher`.
+
+    What xgrammar allows wrongly is excluded here: the UTF-8 form of a surrogate, at its second byte,
+    and control characters in JSON strings of bounded length (has_bounds).
+    """
+
+    def __init__(self, handle: Any, tables: _Tables, *, has_bounds: bool) -> None:
+        self.handle, self._tables, self._has_bounds = handle, tables, has_bounds
+        self._opens_surrogate = [False]  # before the first token, after the first, ...
+
+    def accept(self, token_id: int) -> bool:
+        return self.note(token_id, self.handle.accept_token(token_id, False))
+
+    def note(self, token_id: int, is_accepted: bool) -> bool:
+        """Remember a token that the handle was given."""
+        if is_accepted:
+            self._opens_surrogate.append(token_id in self._tables.openers)
+        return bool(is_accepted)
+
+    def fill(self, masks: Masks, row: int) -> None:
+        self.handle.fill_next_token_bitmask(masks, row, False)
+        masks[row, -1] &= self._tables.last_word
+        self.restrict(masks, row)
+
+    def restrict(self, masks: Masks, row: int) -> None:
+        """Take back what the handle's mask allows wrongly."""
+        if self._opens_surrogate[-1]:
+            masks[row] &= self._tables.no_surrogate
+        if self._has_bounds:
+            masks[row] &= self._tables.no_control
+
+    def rollback(self, count: int) -> None:
+        self.handle.rollback(count)
+        del self._opens_surrogate[len(self._opens_surrogate) - count :]
+
+    @property
+    def is_complete(self) -> bool:
+        return bool(self.handle.is_completed())
+
+    @property
+    def is_ended(self) -> bool:
+        return bool(self.handle.is_terminated())
+
+
+class _Tables:
+    """What is known of each token. openers: those that end with the first byte of U+D000 to U+DFFF."""
+
+    def __init__(self, vocabulary: list[bytes], vocab_size: int) -> None:
+        self.num_words = -(-vocab_size // 32)
+        self.last_word = np.uint32(2 ** (vocab_size - 32 * (self.num_words - 1)) - 1).view(np.int32)
+        self.openers = {token for token, text in enumerate(vocabulary) if text.endswith(b"\xed")}
+        self.no_surrogate = self._without(vocabulary, re.compile(rb"[\xa0-\xbf]"))
+        self.no_control = self._without(vocabulary, re.compile(rb"(?s).*[\x00-\x09\x0b\x0c\x0e-\x1f]"))
+
+    def _without(self, vocabulary: list[bytes], pattern: re.Pattern[bytes]) -> NDArray[np.int32]:
+        """[words] all tokens but those that match."""
+        flags = np.ones(32 * self.num_words, dtype=np.uint8)
+        flags[[token for token, text in enumerate(vocabulary) if pattern.match(text)]] = 0
+        return np.packbits(flags, bitorder="little").view(np.int32)
+
+
+class XGrammar:
+    """The library for one vocabulary, see `library.GrammarLibrary`.
+
+    vocabulary: bytes of each token id; b"" for tokens that are no text, which no grammar allows.
+    vocab_size: ids of the model, which may be padded.
+    end_ids: tokens that end an answer.
+
+    Raises ConfigError when the package is not installed or not of version 0.2.9.
+    """
+
+    def __init__(self, vocabulary: list[bytes], vocab_size: int, end_ids: Sequence[int]) -> None:
+        self._tables = _Tables(vocabulary, vocab_size)
+        self.num_words = self._tables.num_words
+        self._core = _load_core()
+        self._vocabulary = self._core.TokenizerInfo(vocabulary, RAW_BYTES, vocab_size, list(end_ids), False)
+        self._compiler = self._core.GrammarCompiler(self._vocabulary, 1, False, -1, False)  # one thread, no cache
+
+    def compile(self, grammar: Grammar) -> bytes:
+        warnings: list[str] = []
+        try:
+            with _core_warnings(warnings):
+                check_graph(grammar.kind, json.loads(str(self._parsed(grammar).serialize_json())))
+                compiled = self._compiled(grammar)
+        except RequestError:
+            raise
+        except Exception as error:
+            raise RequestError(f"{grammar.kind} cannot be compiled: {_plain(str(error))}") from None
+        if warnings:
+            raise RequestError(f"{grammar.kind} is not fully enforced: {warnings[0]}")
+        has_bounds = grammar.kind in ("json_schema", "structural_tag") and re.search("m(in|ax)Length", grammar.text)
+        return (BOUNDED if has_bounds else b"") + str(compiled.serialize_json()).encode()
+
+    def load(self, data: bytes) -> Any:
+        text = data.removeprefix(BOUNDED).decode()
+        return self._core.CompiledGrammar.deserialize_json(text, self._vocabulary), data.startswith(BOUNDED)
+
+    def matcher(self, loaded: Any) -> XGrammarMatcher:
+        compiled, has_bounds = loaded
+        handle = self._core.GrammarMatcher(compiled, None, False, -1, None)
+        return XGrammarMatcher(handle, self._tables, has_bounds=has_bounds)
+
+    def accept_all(self, matchers: Sequence[XGrammarMatcher], token_ids: Sequence[int]) -> list[bool]:
+        handles = [matcher.handle for matcher in matchers]
+        accepted = self._core.BatchGrammarMatcher.batch_accept_token(handles, list(token_ids), False)
+        return [matcher.note(token, ok) for matcher, token, ok in zip(matchers, token_ids, accepted, strict=True)]
+
+    def fill_all(self, matchers: Sequence[XGrammarMatcher], masks: Masks) -> None:
+        handles = [matcher.handle for matcher in matchers]
+        self._core.BatchGrammarMatcher(1).batch_fill_next_token_bitmask(handles, masks, None, False)
+        masks[: len(handles), -1] &= self._tables.last_word
+        for row, matcher in enumerate(matchers):
+            matcher.restrict(masks, row)
+
+    def _parsed(self, grammar: Grammar) -> Any:
+        core, text = self._core.Grammar, grammar.text
+        if grammar.kind == "json_schema":
+            return core.from_json_schema(text, True, None, None, True, MAX_SPACES, False, False)
+        if grammar.kind == "regex":
+            return core.from_regex(text, False)
+        return core.from_ebnf(text, "root") if grammar.kind == "ebnf" else core.from_structural_tag(text)
+
+    def _compiled(self, grammar: Grammar) -> Any:
+        compiler, text = self._compiler, grammar.text
+        if grammar.kind == "json_schema":
+            return compiler.compile_json_schema(text, True, None, None, True, MAX_SPACES, False)
+        if grammar.kind == "regex":
+            return compiler.compile_regex(text)
+        if grammar.kind == "ebnf":
+            return compiler.compile_grammar_from_strings(text, "root")
+        return compiler.compile_structural_tag(text)
+
+
+def _load_core() -> Any:
+    spec = importlib.util.find_spec("xgrammar")
+    if spec is None or spec.submodule_search_locations is None:
+        raise ConfigError(f"structured outputs need the package xgrammar; pip install xgrammar=={VERSION}")
+    package = types.ModuleType("xgrammar")
+    package.__path__ = list(spec.submodule_search_locations)
+    package.__spec__ = spec
+    sys.modules["xgrammar"] = package
+    version = importlib.import_module("xgrammar._version").__version__
+    if version != VERSION:
+        raise ConfigError(f"xgrammar is {version}; structured outputs need {VERSION}, pip install xgrammar=={VERSION}")
+    importlib.import_module("xgrammar.load_binding")
+    return importlib.import_module("xgrammar.base")._core
+
+
+@contextmanager
+def _core_warnings(found: list[str]) -> Iterator[None]:
+    """Collect what the C++ core prints on standard error: it is how it says that it ignores something."""
+    with tempfile.TemporaryFile() as file:
+        kept = os.dup(2)
+        os.dup2(file.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+            file.seek(0)
+            found += re.findall(r"Warning: (.*)", file.read().decode("utf-8", "replace"))
+
+
+def _plain(message: str) -> str:
+    """A message without the C++ source line that it came from."""
+    return re.sub(r"^\[[^\]]*\] \S+: (Check failed: )?", "", message.strip())

@@ -1,0 +1,21 @@
+from pathlib import Path
+
+import pytest
+
+import deepinfer
+from deepinfer.structured.server import GrammarServer
+from grammar_walker import Walker
+
+NANO = Path(deepinfer.__file__).parent / "data" / "deepinfer-nano"
+
+
+@pytest.fixture(scope="session")
+def walker():
+    return Walker()
+
+
+@pytest.fixture(scope="module")
+def server():
+    server = GrammarServer(NANO, 4096, [1])
+    yield server
+    server.close()

@@ -1,0 +1,62 @@
+import numpy as np
+import pytest
+
+from deepinfer.structured.matching import NOBODY, MatcherState, Step
+from grammar_walker import EOS
+
+ROWS = 4
+
+
+@pytest.fixture
+def memory(walker):
+    return np.zeros(1 + ROWS * walker.library.num_words, dtype=np.int32)
+
+
+@pytest.fixture
+def state(walker, memory):
+    state = MatcherState(walker.library, memory)
+    loads = [(1, walker.compiled({"regex": "[0-9]{3}"})), (2, walker.compiled({"choice": ["yes", "no"]}))]
+    assert state.run(Step(loads=loads)) == {}
+    return state
+
+
+def allowed(walker, memory, row):
+    masks = memory[1:].reshape(ROWS, -1)
+    return np.flatnonzero(np.unpackbits(masks[row].view(np.uint8), bitorder="little")).tolist()
+
+
+DIGITS = list(range(ord("0"), ord("9") + 1))
+
+
+@pytest.mark.parametrize("is_careful", [False, True])
+def test_a_step_opens_accepts_and_fills_in_order(state, walker, memory, is_careful):
+    opens = [(7, 1, [ord("1"), ord("2")]), (3, 2, [])]
+    assert state.run(Step(opens=opens, fills=[3, 7], is_careful=is_careful)) == {}
+    assert allowed(walker, memory, 0) == [ord("n"), ord("y")] and allowed(walker, memory, 1) == DIGITS
+    accepts = [(7, ord("3")), (3, ord("y"))]
+    assert state.run(Step(accepts=accepts, fills=[7, 3], is_careful=is_careful)) == {}
+    assert allowed(walker, memory, 0) == [EOS] and allowed(walker, memory, 1) == [ord("e")]
+    assert memory[0] == (3 if is_careful else NOBODY)
+
+
+def test_a_forbidden_token_is_an_error_of_its_slot_alone(state, walker, memory):
+    state.run(Step(opens=[(1, 1, []), (2, 2, [])], fills=[1, 2]))
+    errors = state.run(Step(accepts=[(1, ord("x")), (2, ord("n"))], fills=[1, 2]))
+    assert errors == {1: "the grammar does not allow token 120, which was generated"}
+    assert allowed(walker, memory, 1) == [ord("o")]
+    assert len(allowed(walker, memory, 0)) == 32 * walker.library.num_words
+
+
+def test_tokens_after_the_end_are_ignored_and_allowed(state, walker, memory):
+    state.run(Step(opens=[(1, 2, [ord("n"), ord("o"), EOS])], fills=[1]))
+    assert state.run(Step(accepts=[(1, ord("x"))], fills=[1])) == {}
+    assert len(allowed(walker, memory, 0)) == 32 * walker.library.num_words
+
+
+def test_a_slot_is_opened_again_for_another_answer_and_grammars_are_dropped(state, walker, memory):
+    state.run(Step(opens=[(1, 1, [ord("1")])], fills=[1]))
+    state.run(Step(opens=[(1, 2, [])], fills=[1]))
+    assert allowed(walker, memory, 0) == [ord("n"), ord("y")]
+    state.run(Step(drops=[1]))
+    with pytest.raises(KeyError):
+        state.run(Step(opens=[(1, 1, [])]))

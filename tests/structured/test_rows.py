@@ -1,0 +1,210 @@
+"""From plans to masks, with a matcher that can be made to end early."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+from multiprocessing.connection import Pipe
+
+import numpy as np
+import pytest
+
+from deepinfer.messages import SlotSetup, StepPlan
+from deepinfer.sampling.params import SamplingParams
+from deepinfer.structured.grammar import CompiledGrammar
+from deepinfer.structured.matching import NOBODY, MatcherState
+from deepinfer.structured.rows import ConstrainedRows
+from grammar_walker import EOS
+
+FORMS = {1: {"regex": "[0-9]{3}"}, 2: {"choice": ["yes", "no"]}, 3: {"regex": "bad+"}}
+
+
+class Hang(Exception):
+    """Stands for a matcher process that the kernel ends."""
+
+
+class FakeServer:
+    """Runs the matcher in a thread. What `spoils` says of (slot, tokens so far) ends it."""
+
+    vocab_size, end_ids = 257, (EOS,)
+
+    def __init__(self, walker):
+        self._walker = walker
+        self.num_started = 0
+        self.steps = []
+        self.spoils = lambda step: False
+
+    def connect(self, fd):
+        self.num_started += 1
+        ours, theirs = Pipe()
+        memory = np.frombuffer(mmap.mmap(os.dup(fd), 0), dtype=np.int32)
+        threading.Thread(
+            target=self._serve, args=(theirs, MatcherState(self._walker.library, memory)), daemon=True
+        ).start()
+        return ours
+
+    def _serve(self, connection, state):
+        state._limit = lambda slot, rows: self._limit(state, slot)
+        with connection:
+            while True:
+                try:
+                    step = connection.recv()
+                except (EOFError, OSError):
+                    return
+                self.steps.append(step)
+                try:
+                    connection.send(state.run(step))
+                except Hang:
+                    return
+
+    def _limit(self, state, slot):
+        state._turn[0] = slot
+        if self.spoils(slot):
+            raise Hang
+
+
+@pytest.fixture
+def server(walker):
+    return FakeServer(walker)
+
+
+@pytest.fixture
+def rows(server):
+    return ConstrainedRows(server, num_slots=8)
+
+
+def setup(walker, slot, number, generated=(), **constraint):
+    form = FORMS[number]
+    params = SamplingParams(structured_outputs=form, seed=1)
+    if constraint:
+        ((kind, schema),) = form.items()
+        params = SamplingParams(so_args={"schema_type": kind, "schema": schema, **constraint}, seed=1)
+    known = np.array([7, *generated], dtype=np.int32)  # a prompt of one token before them
+    return SlotSetup(slot, params, 1, known, grammar=CompiledGrammar(number, walker.compiled(form)))
+
+
+def plan(*slots, samples=None):
+    count = len(slots)
+    int32, flags = np.zeros(count, dtype=np.int32), np.ones(count, dtype=np.bool_)
+    none = np.zeros(0, dtype=np.int32)
+    samples = flags if samples is None else np.array(samples)
+    return StepPlan(
+        1, np.array(slots, dtype=np.int32), int32, int32 + 1, int32, ~flags, samples, ~flags, none, none, none, none
+    )
+
+
+def step(rows, plan, setups=()):
+    rows.set_slots(setups)
+    rows.begin(plan)
+    masks = rows.masks()
+    if masks is None:
+        return {}, {}
+    bits = np.unpackbits(np.ascontiguousarray(masks.bits).view(np.uint8), axis=1, bitorder="little")[:, :257]
+    return {
+        row: np.flatnonzero(line).tolist() for row, line in zip(masks.rows.tolist(), bits, strict=True)
+    }, masks.errors
+
+
+def take(rows, *tokens):
+    rows.take(np.array([ord(token) if isinstance(token, str) else token for token in tokens], dtype=np.int32))
+
+
+DIGITS, EVERYTHING = list(range(ord("0"), ord("9") + 1)), list(range(257))
+
+
+def test_nothing_is_started_without_constrained_rows(rows, server):
+    rows.set_slots([SlotSetup(1, SamplingParams(seed=1))])
+    assert step(rows, plan(1, 2)) == ({}, {})
+    take(rows, 5, 6)
+    assert server.num_started == 0
+
+
+def test_only_sampling_constrained_rows_have_masks(rows, walker):
+    setups = [setup(walker, 2, 1), SlotSetup(3, SamplingParams(seed=1)), setup(walker, 5, 2), setup(walker, 6, 2)]
+    masks, errors = step(rows, plan(6, 3, 2, 5, samples=[False, True, True, True]), setups)
+    assert masks == {1: DIGITS, 2: [ord("n"), ord("y")]} and errors == {}
+    take(rows, 9, "4", "n")
+    assert step(rows, plan(3, 5, 6, 2))[0] == {1: [ord("o")], 2: [ord("n"), ord("y")], 3: DIGITS}
+
+
+def test_a_new_occupant_begins_anew_and_one_without_grammar_has_no_mask(rows, walker):
+    assert step(rows, plan(1), [setup(walker, 1, 2)])[0] == {0: [ord("n"), ord("y")]}
+    take(rows, "y")
+    assert step(rows, plan(1), [setup(walker, 1, 1)])[0] == {0: DIGITS}
+    take(rows, "1")
+    assert step(rows, plan(1), [SlotSetup(1, SamplingParams(seed=1))]) == ({}, {})
+
+
+def test_a_request_comes_back_from_preemption_where_it_was(rows, walker):
+    masks, _ = step(
+        rows, plan(4, 5), [setup(walker, 4, 2, [ord("y")]), setup(walker, 5, 1, [ord("1"), ord("2"), ord("3")])]
+    )
+    assert masks == {0: [ord("e")], 1: [EOS]}
+
+
+def test_the_grammar_waits_for_its_trigger_and_the_bound_token_forces_it(rows, walker):
+    args = {"trigger_token_ids": [100, 101, 102], "bound_token_id": 101}
+    seen = [step(rows, plan(1), [setup(walker, 1, 2, **args)])[0]]
+    for token in (100, 7, 101, 102, "n"):
+        take(rows, token)
+        seen.append(step(rows, plan(1))[0])
+    assert [line[0] for line in seen] == [EVERYTHING, EVERYTHING, EVERYTHING, [102], [ord("n"), ord("y")], [ord("o")]]
+
+
+def test_a_preempted_answer_remembers_its_trigger(rows, walker):
+    args = {"trigger_token_ids": [100, 101], "bound_token_id": 100}
+    assert step(rows, plan(1), [setup(walker, 1, 2, [7, 100], **args)])[0] == {0: [101]}
+    assert step(rows, plan(1), [setup(walker, 1, 2, [7, 100, 101, ord("n")], **args)])[0] == {0: [ord("o")]}
+
+
+def test_a_matcher_that_ends_is_replaced_and_nobody_notices(rows, walker, server):
+    step(rows, plan(1, 2), [setup(walker, 1, 1), setup(walker, 2, 2)])
+    take(rows, "1", "n")
+    ends = iter([True])
+    server.spoils = lambda slot: next(ends, False)
+    assert step(rows, plan(1, 2)) == ({0: DIGITS, 1: [ord("o")]}, {})
+    take(rows, "2", "o")
+    assert step(rows, plan(1, 2)) == ({0: DIGITS, 1: [EOS]}, {})
+    assert server.num_started == 2 and not server.steps[-1].is_careful
+
+
+def test_the_answer_that_ends_the_matcher_is_given_up_alone(rows, walker, server):
+    setups = [setup(walker, 1, 1), setup(walker, 2, 3), setup(walker, 3, 2)]
+    step(rows, plan(1, 2, 3), setups)
+    take(rows, "1", "b", "n")
+    has_bad = [True]
+    server.spoils = lambda slot: has_bad[0] and slot == (2 if server.steps[-1].is_careful else NOBODY)
+    masks, errors = step(rows, plan(1, 2, 3))
+    assert masks[0] == DIGITS and masks[2] == [ord("o")]
+    assert list(errors) == [1] and "takes too much time or crashes" in errors[1]
+    has_bad[0] = False
+    take(rows, "1", 0, "o")
+    assert step(rows, plan(1, 3)) == ({0: DIGITS, 1: [EOS]}, {})
+
+
+def test_a_matcher_that_always_ends_gives_up_its_answers_and_returns(rows, walker, server):
+    server.spoils = lambda slot: True
+    _, errors = step(rows, plan(1, 2), [setup(walker, 1, 1), setup(walker, 2, 2)])
+    assert set(errors) == {0, 1} and all("again and again" in error for error in errors.values())
+
+
+def test_a_grammar_without_a_next_token_is_an_error_of_its_row():
+    """A vocabulary of one byte cannot spell the grammar."""
+    from deepinfer.structured.xgrammar_library import XGrammar
+    from grammar_walker import Walker
+
+    walker = Walker.__new__(Walker)
+    walker.library = XGrammar([b"y"] + [b""] * 256, 257, [EOS])
+    rows = ConstrainedRows(FakeServer(walker), num_slots=2)
+    step(rows, plan(1), [setup(walker, 1, 2)])
+    take(rows, 0)
+    masks, errors = step(rows, plan(1))
+    assert masks == {0: []} and "allows none of the model's tokens" in errors[0]
+
+
+def test_grammars_that_nobody_uses_are_dropped(rows, walker, server, monkeypatch):
+    monkeypatch.setattr("deepinfer.structured.rows.MAX_LOADED", 2)
+    for number in (1, 2, 3):
+        step(rows, plan(1), [setup(walker, 1, number)])
+    assert [len(sent.loads) for sent in server.steps] == [1, 1, 1] and server.steps[-1].drops == [1, 2]
