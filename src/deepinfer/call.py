@@ -93,8 +93,8 @@ class Call:
         while self._running:
             self.wait()
             for stream in streams:
-                if stream.is_finished and (output := stream.output()).is_refused:
-                    raise RequestError(output.error)
+                if stream.refusal is not None:
+                    raise RequestError(stream.refusal)
                 if (delta := stream.take()) is not None:
                     yield delta
 

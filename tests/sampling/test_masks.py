@@ -4,6 +4,7 @@ import torch
 
 from deepinfer.backends.select import load_ops
 from deepinfer.config.engine import ModelOptions
+from deepinfer.messages import SlotSetup
 from deepinfer.sampling.masks import exclude_masked
 from deepinfer.sampling.params import SamplingParams
 from deepinfer.sampling.sampler import Sampler
@@ -35,10 +36,11 @@ def test_exactly_the_tokens_without_a_bit_are_excluded(vocab_size):
 
 @pytest.fixture
 def sampler():
-    sampler = Sampler(load_ops(ModelOptions(device="cpu", precision="float32")), num_slots=3)
-    sampler.set_slot(0, SamplingParams(temperature=0.0, seed=1, logprobs=1))
-    sampler.set_slot(1, SamplingParams(temperature=1.0, seed=1))
-    sampler.set_slot(2, SamplingParams(temperature=0.0, seed=1))
+    ops = load_ops(ModelOptions(device="cpu", precision="float32"))
+    sampler = Sampler(ops, 3, vocab_size=50, eos_ids=(1,), device=torch.device("cpu"))
+    for slot, (temperature, logprobs) in enumerate([(0.0, 1), (1.0, None), (0.0, None)]):
+        params = SamplingParams(temperature=temperature, seed=1, logprobs=logprobs)
+        sampler.set_slot(SlotSetup(slot, params, 0, np.zeros(0, dtype=np.int32)))
     return sampler
 
 
@@ -59,4 +61,5 @@ def test_a_mask_does_not_hide_logits_that_are_not_finite(sampler):
     logits[1] = float("-inf")
     logits[1, 8] = 1.0
     drawn = sampler.sample(logits, SLOTS, POSITIONS, masks([0, 1], [[3], [4]], 50))
-    assert drawn.is_finite.tolist() == [False, False, True]
+    assert drawn.is_finite.tolist() == [False, True, True]
+    assert drawn.has_choice.tolist() == [True, False, True]

@@ -66,7 +66,10 @@ def test_a_prompt_whose_logits_are_not_finite_ends_alone():
     engine.add("good", 5)
     engine.run()
     assert (engine.reason("bad"), engine.reason("good")) == ("error", "length")
-    assert "NaN or no finite logit for position 2, so it ends after 0" in engine.answers["bad"].finished.error
+    assert (
+        "ends after 0 tokens: the model gave NaN or no finite logit for position 2"
+        in engine.answers["bad"].finished.error
+    )
     assert engine.scheduler.num_not_finite == 1
 
 

@@ -84,6 +84,11 @@ def setup(walker, slot, number, generated=(), **constraint):
     return SlotSetup(slot, params, 1, known, grammar=CompiledGrammar(number, walker.compiled(form)))
 
 
+def free(slot):
+    """A request without a grammar."""
+    return SlotSetup(slot, SamplingParams(seed=1), 1, np.array([7], dtype=np.int32))
+
+
 def plan(*slots, samples=None):
     count = len(slots)
     int32, flags = np.zeros(count, dtype=np.int32), np.ones(count, dtype=np.bool_)
@@ -114,14 +119,14 @@ DIGITS, EVERYTHING = list(range(ord("0"), ord("9") + 1)), list(range(257))
 
 
 def test_nothing_is_started_without_constrained_rows(rows, server):
-    rows.set_slots([SlotSetup(1, SamplingParams(seed=1))])
+    rows.set_slots([free(1)])
     assert step(rows, plan(1, 2)) == ({}, {})
     take(rows, 5, 6)
     assert server.num_started == 0
 
 
 def test_only_sampling_constrained_rows_have_masks(rows, walker):
-    setups = [setup(walker, 2, 1), SlotSetup(3, SamplingParams(seed=1)), setup(walker, 5, 2), setup(walker, 6, 2)]
+    setups = [setup(walker, 2, 1), free(3), setup(walker, 5, 2), setup(walker, 6, 2)]
     masks, errors = step(rows, plan(6, 3, 2, 5, samples=[False, True, True, True]), setups)
     assert masks == {1: DIGITS, 2: [ord("n"), ord("y")]} and errors == {}
     take(rows, 9, "4", "n")
@@ -133,7 +138,7 @@ def test_a_new_occupant_begins_anew_and_one_without_grammar_has_no_mask(rows, wa
     take(rows, "y")
     assert step(rows, plan(1), [setup(walker, 1, 1)])[0] == {0: DIGITS}
     take(rows, "1")
-    assert step(rows, plan(1), [SlotSetup(1, SamplingParams(seed=1))]) == ({}, {})
+    assert step(rows, plan(1), [free(1)]) == ({}, {})
 
 
 def test_a_request_comes_back_from_preemption_where_it_was(rows, walker):

@@ -64,6 +64,12 @@ class RequestStream:
     def is_finished(self) -> bool:
         return self._finished is not None
 
+    @property
+    def refusal(self) -> str | None:
+        """Why the request never ran, once that is known."""
+        ended = self._finished
+        return ended.error if ended is not None and ended.reason == "error" and ended.times.scheduled is None else None
+
     def add_line(self, output: StepOutput, line: int) -> None:
         """Take the request's token from a line of the engine's output."""
         token_id = int(output.token_ids[line])

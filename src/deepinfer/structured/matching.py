@@ -53,6 +53,13 @@ class MatcherState:
         Processor time beyond `ROW_SECONDS` per answer ends the process (SIGPROF).
         """
         errors: dict[int, str] = {}
+        try:
+            self._run(step, errors)
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
+        return errors
+
+    def _run(self, step: Step, errors: dict[int, str]) -> None:
         self._limit(NOBODY, 1 + len(step.loads))
         for number, data in step.loads:
             self._grammars[number] = self._library.load(data)
@@ -74,8 +81,6 @@ class MatcherState:
             self._limit(NOBODY, 1 + len(step.accepts) + len(step.fills))
             self._accept(step.accepts, errors)
             self._fill(0, step.fills)
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        return errors
 
     def _limit(self, slot: int, num_rows: int) -> None:
         self._turn[0] = slot
