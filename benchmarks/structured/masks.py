@@ -5,11 +5,11 @@
 The vocabulary is made up (bytes, JSON punctuation, words; no merges) and of the released size. Half
 of the tokens are drawn from all that the masks allow, half from the first 300 of those.
 
-matcher        accept + fill for all rows, in this process: the work of one step. Target: below 1 ms
+matcher        accept + fill for all rows, in this process: the work of one step, processor time. Target: below 1 ms
 device thread  what the engine's device thread spends on a step whose forward takes 5 ms or more, in
                which the matcher process works
 no forward     the same if the forward took no time: the whole way to the matcher process and back
-apply          masking the logits [rows, vocab] float32 on this CPU, one thread
+apply          masking the logits [rows, vocab] float32 on this CPU, one thread, processor time
 compile        all grammars of the case, one after the other
 """
 
@@ -49,9 +49,9 @@ SCHEMA = {
 CASES = {
     "schema": [{"json": SCHEMA}],
     "json_object": [{"json_object": True}],
-    "regex": [{"regex": r"([A-Za-z]+ ){40}[0-9]{4}"}],
+    "regex": [{"regex": r"[A-Za-z]+( [A-Za-z]+)*, [0-9]{4}"}],
     "grammar": [{"grammar": 'root ::= term (("+" | "*") term){200}\nterm ::= [0-9]+ | "(" root ")"'}],
-    "mixed": [{"json": SCHEMA}, {"json_object": True}, {"regex": r"([A-Za-z]+ ){40}[0-9]{4}"}],
+    "mixed": [{"json": SCHEMA}, {"json_object": True}, {"regex": r"[A-Za-z]+( [A-Za-z]+)*, [0-9]{4}"}],
 }
 
 
@@ -139,13 +139,13 @@ def run(server: GrammarServer, library: XGrammar, forms: list[dict], num_rows: i
                 accepts=[(slot, int(tokens[slot])) for slot in range(num_rows) if slot not in new],
                 fills=list(range(num_rows)),
             )
-            started = time.perf_counter()
+            started = time.process_time()
             assert state.run(step) == {}
-            times["matcher"].append(1000 * (time.perf_counter() - started))
+            times["matcher"].append(1000 * (time.process_time() - started))
             assert (state._masks[:num_rows] == masks.bits).all(), "the two ways give different masks"
-            started = time.perf_counter()
+            started = time.process_time()
             exclude_masked(logits, masks)
-            times["apply"].append(1000 * (time.perf_counter() - started))
+            times["apply"].append(1000 * (time.process_time() - started))
             tokens = draw(masks.bits, random)
             rows.take(tokens)
             new = [slot for slot in range(num_rows) if tokens[slot] == END]
@@ -167,7 +167,7 @@ def main() -> None:
         library = XGrammar(Tokenizer(Path(folder)).token_bytes(), VOCAB_SIZE, [END])
         for name, forms in CASES.items():
             results[name] = run(server, library, forms, options.rows, options.steps)
-            print(f"{name:12}", "  ".join(f"{key} {value:7.3f} ms" for key, value in results[name].items()))
+            print(f"{name:12}", "  ".join(f"{key} {value:7.3f} ms" for key, value in results[name].items()), flush=True)
         server.close()
     if options.json:
         options.json.write_text(json.dumps(results, indent=1))
