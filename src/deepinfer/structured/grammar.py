@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from deepinfer.errors import RequestError, shown
-from deepinfer.structured.json_schema import checked_schema
+from deepinfer.structured.json_schema import checked_schema, with_counted_groups
 
 GrammarKind: TypeAlias = Literal["json_schema", "regex", "ebnf", "structural_tag"]
 
@@ -129,7 +129,7 @@ def _json_object(value: object) -> Grammar:
 
 def _regex(value: object) -> Grammar:
     """A dot is no line break, as in Python and ECMAScript; the compiler would let it be one."""
-    text = _text("regex", value)
+    text = with_counted_groups(_text("regex", value))
     return Grammar("regex", DOT.sub(lambda part: r"[^\n\r]" if part[0] == "." else part[0], text))
 
 

@@ -281,6 +281,11 @@ def _implied_types(rules: list[str], path: str) -> list[str]:
     return list(kinds)
 
 
+def with_counted_groups(regex: str) -> str:
+    """The regular expression with `(...){0,1}` for `(...)?`, see `OPTIONAL_GROUP`."""
+    return OPTIONAL_GROUP.sub(lambda part: "){0,1}" if part[0] == ")?" else part[0], regex)
+
+
 def _check_string(schema: Schema, path: str) -> None:
     rules = [name for name in ("pattern", "format") if name in schema]
     lengths = [name for name in ("minLength", "maxLength") if name in schema]
@@ -298,7 +303,7 @@ def _check_string(schema: Schema, path: str) -> None:
                 "pattern",
                 f"holds {shown(found[0])}; a JSON string has it escaped, and patterns do not see escapes",
             )
-        schema["pattern"] = OPTIONAL_GROUP.sub(lambda part: "){0,1}" if part[0] == ")?" else part[0], pattern)
+        schema["pattern"] = with_counted_groups(pattern)
     if schema.get("format") in FORMAT_PATTERNS:
         schema["pattern"] = FORMAT_PATTERNS[schema.pop("format")]
 

@@ -161,8 +161,8 @@ class XGrammar:
         compiler, text = self._compiler, grammar.text
         if grammar.kind == "json_schema":
             return compiler.compile_json_schema(text, True, None, None, True, MAX_SPACES, False)
-        if grammar.kind == "regex":
-            return compiler.compile_regex(text)
+        if grammar.kind == "regex":  # as one automaton: as rules its masks would take a thousand times longer
+            return compiler.compile_grammar_from_strings(f"root ::= Regex({json.dumps(text)})", "root")
         if grammar.kind == "ebnf":
             return compiler.compile_grammar_from_strings(text, "root")
         return compiler.compile_structural_tag(text)
