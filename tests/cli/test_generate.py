@@ -1,11 +1,12 @@
 import dataclasses
 import json
+import math
 
 import pytest
 
 from cli.fake_llm import output
 from deepinfer.cli.main import main
-from deepinfer.frontend.outputs import RequestOutput
+from deepinfer.frontend.outputs import RequestOutput, TokenLogprobs
 
 
 def records(text):
@@ -51,11 +52,12 @@ def test_json_lines_keep_their_order_and_bad_ones_fail_alone(llm, type_in, capsy
         "[1]",
         '{"prompt": "refuse"}',
         '{"messages": {"role": "user", "content": "h"}}',
+        '{"prompt": ' + 100_000 * "[",
     ]
     type_in("\n".join(lines) + "\n\n")
     assert main(["generate", "--json", "--seed", "3"]) == 1
     out = records(capsys.readouterr().out)
-    assert [record["index"] for record in out] == list(range(12))
+    assert [record["index"] for record in out] == list(range(13))
     assert [record.get("text") for record in out if record["error"] is None] == ["A", "B", ""]
     assert out[0]["id"] == "first" and "id" not in out[2]
     errors = {record["index"]: record["error"] for record in out if record["error"]}
@@ -69,12 +71,30 @@ def test_json_lines_keep_their_order_and_bad_ones_fail_alone(llm, type_in, capsy
         9: "it must be a JSON object",
         10: "the prompt is refused",
         11: "it must be a list of messages",
+        12: "line is not JSON: maximum recursion depth",
     }.items():
         assert words in errors.pop(index)
     assert errors == {}
     prompts, params = llm.calls[0][1:3]
     assert prompts == [{"prompt": "a"}, {"prompt_token_ids": [5, 6]}, {"prompt": "refuse"}]
     assert (params[0].temperature, params[0].seed, params[1].seed) == (0.5, 7, 3)
+
+
+def test_json_lines_end_at_line_breaks_only_and_give_ids_back_whatever_they_hold(llm, type_in, capsys):
+    type_in('{"prompt": "a\u2028b\x85", "id": "\\ud800\u0436"}\n')
+    assert main(["generate", "--json"]) == 0
+    printed = capsys.readouterr().out
+    (record,) = [json.loads(line) for line in printed.rstrip("\n").split("\n")]
+    assert (record["id"], record["text"]) == ("\ud800\u0436", "A\u2028B\x85") and printed.encode()
+
+
+def test_json_lines_have_null_for_the_logprob_of_an_excluded_token(llm, type_in, capsys):
+    scored = output(RequestOutput, logprobs=[TokenLogprobs(5, -math.inf, 7, [(7, 0.0)])])
+    llm.generate = lambda prompts, params, progress=None: [scored]
+    type_in('{"prompt": "a"}\n')
+    assert main(["generate", "--json"]) == 0
+    out = capsys.readouterr().out
+    assert json.loads(out, parse_constant=pytest.fail)["logprobs"][0]["logprob"] is None
 
 
 def test_file_named_jsonl_is_read_as_json_lines(llm, tmp_path, capsys):

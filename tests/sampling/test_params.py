@@ -102,6 +102,14 @@ def test_ids_outside_the_vocabulary_are_refused_by_name(name):
         params.check_ids(640)
 
 
+def test_trigger_ids_outside_the_vocabulary_are_refused():
+    args = {"schema_type": "regex", "schema": "a", "trigger_token_ids": [3, 640], "bound_token_id": 3}
+    params = SamplingParams(so_args=args)
+    params.check_ids(641)
+    with pytest.raises(RequestError, match="so_args holds 640; the vocabulary ends at 639"):
+        params.check_ids(640)
+
+
 def test_unknown_names_are_refused():
     with pytest.raises(RequestError, match=r"unknown sampling parameter 'top_q'; known are max_tokens, temperature"):
         SamplingParams.from_mapping({"top_q": 1})

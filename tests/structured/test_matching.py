@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
 
-from deepinfer.structured.matching import NOBODY, MatcherState, Step
+from deepinfer.structured.matching import LOAD_ROWS, NOBODY, REPLAY_ROWS, MatcherState, Step
+from deepinfer.structured.server import COMPILE_SECONDS
 from grammar_walker import EOS
 
 ROWS = 4
@@ -60,3 +61,14 @@ def test_a_slot_is_opened_again_for_another_answer_and_grammars_are_dropped(stat
     state.run(Step(drops=[1]))
     with pytest.raises(KeyError):
         state.run(Step(opens=[(1, 1, [])]))
+
+
+def test_loads_and_replays_have_time_of_their_own_and_are_known_by_their_slot(walker, memory):
+    """A grammar near the limits of the compiler, and a long answer whose matcher was started again."""
+    state, limits = MatcherState(walker.library, memory), []
+    state._limit = lambda slot, num_rows: limits.append((slot, num_rows))
+    loads = [(1, walker.compiled({"regex": "[a-z]{900,}"})), (2, walker.compiled({"choice": ["yes", "no"]}))]
+    state.run(Step(loads=loads, opens=[(5, 2, []), (7, 1, [ord("a")] * 600)], fills=[5, 7]))
+    assert limits == [(7, LOAD_ROWS), (5, LOAD_ROWS), (5, 1), (7, 1 + 600 * REPLAY_ROWS), (NOBODY, 3)]
+    assert 600 * REPLAY_ROWS * 0.2 >= 3.0  # xgrammar takes some 1 ms a token where bounds are high
+    assert LOAD_ROWS * 0.2 >= COMPILE_SECONDS

@@ -25,7 +25,7 @@ class Hang(Exception):
 
 
 class FakeServer:
-    """Runs the matcher in a thread. What `spoils` says of (slot, tokens so far) ends it."""
+    """Runs the matcher in a thread. A slot that `spoils` ends it; one that is_broken ends before it does anything."""
 
     vocab_size, end_ids = 257, (EOS,)
 
@@ -34,6 +34,7 @@ class FakeServer:
         self.num_started = 0
         self.steps = []
         self.spoils = lambda step: False
+        self.is_broken = False
 
     def connect(self, fd):
         self.num_started += 1
@@ -53,6 +54,8 @@ class FakeServer:
                 except (EOFError, OSError):
                     return
                 self.steps.append(step)
+                if self.is_broken:
+                    return
                 try:
                     connection.send(state.run(step))
                 except Hang:
@@ -189,9 +192,23 @@ def test_the_answer_that_ends_the_matcher_is_given_up_alone(rows, walker, server
 
 
 def test_a_matcher_that_always_ends_gives_up_its_answers_and_returns(rows, walker, server):
-    server.spoils = lambda slot: True
+    server.is_broken = True
     _, errors = step(rows, plan(1, 2), [setup(walker, 1, 1), setup(walker, 2, 2)])
     assert set(errors) == {0, 1} and all("again and again" in error for error in errors.values())
+
+
+def test_a_grammar_that_ends_the_matcher_when_it_is_loaded_is_given_up_alone(rows, walker, server, monkeypatch):
+    load, bad = walker.library.load, walker.compiled(FORMS[3])
+
+    def hang_at_bad(data):
+        if data == bad:
+            raise Hang
+        return load(data)
+
+    monkeypatch.setattr(walker.library, "load", hang_at_bad)
+    masks, errors = step(rows, plan(1, 2), [setup(walker, 1, 1), setup(walker, 2, 3)])
+    assert masks[0] == DIGITS and list(errors) == [1] and "takes too much time or crashes" in errors[1]
+    assert server.num_started == 2
 
 
 def test_a_grammar_without_a_next_token_is_an_error_of_its_row():

@@ -2,17 +2,21 @@
 
 import os
 import signal
+import sys
+import threading
 import time
 from concurrent.futures import wait
 from pathlib import Path
 
 import pytest
 
+import deepinfer
 from deepinfer.errors import RequestError
 from deepinfer.structured.grammar import Grammar, read_structured_outputs
-from deepinfer.structured.server import GrammarServer
+from deepinfer.structured.server import GrammarServer, hang_up
 from hostile_grammars import HEAVY, HOSTILE, WIDE
 
+NANO = Path(deepinfer.__file__).parent / "data" / "deepinfer-nano"
 # The limit is 1.5 s of processor time, so below 2 s on an idle machine (`benchmarks/structured/hostile.py`).
 # Tests may have to share theirs with others.
 MAX_SECONDS = 60
@@ -74,7 +78,7 @@ def test_the_cache_is_bounded(server, monkeypatch):
 
 
 def test_a_fork_server_that_was_killed_is_started_again():
-    server = GrammarServer(Path(__file__).parents[2] / "src/deepinfer/data/deepinfer-nano", 4096, [1])
+    server = GrammarServer(NANO, 4096, [1])
     assert isinstance(compiled(server, Grammar("regex", "a"))[0], bytes)
     first = server._process.pid
     os.kill(first, signal.SIGKILL)
@@ -92,3 +96,52 @@ def test_a_helper_that_cannot_start_refuses_and_says_why(tmp_path):
     assert "structured outputs are not available: ModelError" in str(result) and "tokenizer.json is missing" in str(
         result
     )
+
+
+def test_what_stands_in_the_way_of_a_helper_refuses_this_time_only(server, monkeypatch):
+    def no_more(*arguments):
+        raise OSError(24, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("deepinfer.structured.server.socket.socketpair", no_more)
+        result, _ = compiled(server, Grammar("regex", "later"))
+    assert "the grammar helper process cannot be reached ([Errno 24]" in str(result)
+    assert isinstance(compiled(server, Grammar("regex", "later"))[0], bytes)
+
+
+def test_search_paths_that_are_no_text_are_left_out_as_imports_do(monkeypatch):
+    monkeypatch.setattr(sys, "path", [Path("somewhere"), *sys.path])
+    server = GrammarServer(NANO, 4096, [1])
+    assert isinstance(compiled(server, Grammar("regex", "a"))[0], bytes)
+    server.close()
+
+
+def test_closing_ends_helpers_although_a_forked_process_holds_copies_of_their_sockets():
+    server = GrammarServer(NANO, 4096, [1])
+    compiled(server, Grammar("regex", "a"))
+    masks = os.memfd_create("masks")
+    os.truncate(masks, 4 * 129)
+    first, second = server.connect(masks), server.connect(masks)
+    copies = [os.dup(end.fileno()) for end in (server._control, first, second)]
+    while len(children(server._process.pid)) < 2:
+        time.sleep(0.001)
+    matchers = children(server._process.pid)
+    hang_up(first)
+    closing = threading.Thread(target=server.close, daemon=True)
+    closing.start()
+    closing.join(timeout=10)
+    assert not closing.is_alive()
+    deadline = time.monotonic() + 10
+    while any(Path(f"/proc/{matcher}").exists() for matcher in matchers) and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert not any(Path(f"/proc/{matcher}").exists() for matcher in matchers)
+    for descriptor in (*copies, masks):
+        os.close(descriptor)
+
+
+def test_a_closed_server_starts_no_helper():
+    server = GrammarServer(NANO, 4096, [1])
+    server.close()
+    with pytest.raises(RequestError, match="the engine was closed"):
+        server._compile(Grammar("regex", "a"))
+    assert server._process is None

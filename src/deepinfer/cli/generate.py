@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
         jobs.answer(llm, work)
     for job in work:
         if args.json:
-            print(json.dumps(as_record(job), ensure_ascii=False))
+            print(as_line(job))
         else:
             print_plain(job, is_only=len(work) == 1)
     return 1 if any(job.error is not None for job in work) else 0
@@ -63,10 +63,10 @@ def read_lines(args: argparse.Namespace) -> tuple[list[str], bool]:
             raise ConfigError("prompts are given as arguments and with --file; give them in one way")
         return args.prompts, False
     if args.file:
-        return read_text(args.file).splitlines(), args.json or args.file.endswith(".jsonl")
+        return read_text(args.file).split("\n"), args.json or args.file.endswith(".jsonl")
     if sys.stdin.isatty():
         raise ConfigError("there is no prompt; give one as an argument, with --file or on standard input")
-    return sys.stdin.read().splitlines(), args.json
+    return sys.stdin.read().split("\n"), args.json  # `splitlines` would also cut inside of JSON texts, at U+2028 say
 
 
 def make_jobs(
@@ -81,6 +81,11 @@ def make_jobs(
     if not work:
         raise ConfigError("the input holds no prompt; give one prompt a line")
     return work
+
+
+def as_line(job: Job) -> str:
+    """`as_record` as JSON. A lone surrogate, which an id may hold, has no UTF-8 form and stays the escape it was."""
+    return json.dumps(as_record(job), ensure_ascii=False).encode("utf-8", "backslashreplace").decode()
 
 
 def as_record(job: Job) -> dict[str, Any]:

@@ -66,7 +66,7 @@ def json_jobs(lines: Iterable[str], params: SamplingParams, *, chat: Mapping[str
 def _read(job: Job, line: str, params: SamplingParams, chat: Mapping[str, Any]) -> None:
     try:
         record = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RequestError(f"line is not JSON: {error}") from None
     if not isinstance(record, dict):
         raise RequestError(f"line is {line.strip()!r:.80}; it must be a JSON object")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -14,6 +15,7 @@ from deepinfer.messages import FinishReason
 class TokenLogprobs:
     """Log-probabilities (natural logarithm) of one token; of what, `SamplingParams.logprobs_mode` says.
 
+    logprob: -infinity, which JSON has as null, where a given token (`golden_token_ids`) is excluded.
     rank: 1 = the likeliest. top: (token id, logprob), best first, as many as were asked for and are
     possible.
     """
@@ -45,7 +47,7 @@ class OutputDelta:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain dicts and lists, ready for JSON."""
-        return dataclasses.asdict(self)
+        return dataclasses.asdict(self, dict_factory=_with_null)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +106,7 @@ class RequestOutput:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain dicts and lists, ready for JSON."""
-        own = dataclasses.asdict(dataclasses.replace(self, more=()))
+        own = dataclasses.asdict(dataclasses.replace(self, more=()), dict_factory=_with_null)
         more = [answer.as_dict() for answer in self.more]
         return {**own, "more": more, "num_prompt_tokens": self.num_prompt_tokens}
 
@@ -154,3 +156,8 @@ class ChatOutput(RequestOutput):
     reasoning: str = ""
     content: str = ""
     tool_calls: list[ToolCall] = field(default_factory=list)
+
+
+def _with_null(items: list[tuple[str, Any]]) -> dict[str, Any]:
+    """JSON has no -infinity."""
+    return {name: None if value == -math.inf else value for name, value in items}

@@ -162,6 +162,7 @@ class SamplingParams:
             "allowed_token_ids": self.allowed_token_ids or (),
             "golden_token_ids": self.golden_token_ids or (),
             "logit_bias": tuple(one.token_id for one in self.logit_bias),
+            "so_args": () if self.so_args is None else self.so_args.trigger,
         }
         for name, ids in lists.items():
             if ids and max(ids) >= vocab_size:

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from deepinfer.structured.library import GrammarLibrary, Matcher
 
 ROW_SECONDS = 0.2  # of processor time that one answer may take in one step
+LOAD_ROWS = 8  # times as long for loading a grammar: compiling it, loading included, took less
+REPLAY_ROWS = 0.05  # times as long for each token of an answer that is replayed
 NOBODY = -1
 
 
@@ -50,7 +52,8 @@ class MatcherState:
     def run(self, step: Step) -> dict[int, str]:
         """Carry out a step. Returns what went wrong, by slot; such a slot has no matcher any more.
 
-        Processor time beyond `ROW_SECONDS` per answer ends the process (SIGPROF).
+        Processor time beyond `ROW_SECONDS` per answer, and what is added for loads and replays, ends the
+        process (SIGPROF).
         """
         errors: dict[int, str] = {}
         try:
@@ -60,13 +63,14 @@ class MatcherState:
         return errors
 
     def _run(self, step: Step, errors: dict[int, str]) -> None:
-        self._limit(NOBODY, 1 + len(step.loads))
+        users = {number: slot for slot, number, _ in step.opens}
         for number, data in step.loads:
+            self._limit(users.get(number, NOBODY), LOAD_ROWS)
             self._grammars[number] = self._library.load(data)
         for number in step.drops:
             self._grammars.pop(number, None)
         for slot, number, tokens in step.opens:
-            self._limit(slot, 1 + len(tokens) // 1000)
+            self._limit(slot, 1 + REPLAY_ROWS * len(tokens))
             self._matchers[slot] = self._library.matcher(self._grammars[number])
             for token in tokens:
                 self._accept([(slot, token)], errors)
@@ -82,7 +86,7 @@ class MatcherState:
             self._accept(step.accepts, errors)
             self._fill(0, step.fills)
 
-    def _limit(self, slot: int, num_rows: int) -> None:
+    def _limit(self, slot: int, num_rows: float) -> None:
         self._turn[0] = slot
         signal.setitimer(signal.ITIMER_PROF, ROW_SECONDS * num_rows)
 

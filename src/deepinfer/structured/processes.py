@@ -49,7 +49,6 @@ def main() -> None:
         return
     control.send(b"ready")
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children are reaped by the kernel
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the engine's; helpers end with it
     while True:
         role, fds, _, _ = socket.recv_fds(control, 16, 2)
         if not role:

@@ -16,7 +16,7 @@ from deepinfer.errors import RequestError
 from deepinfer.messages import Int32, SlotSetup, StepPlan
 from deepinfer.structured.grammar import CompiledGrammar
 from deepinfer.structured.matching import NOBODY, Step
-from deepinfer.structured.server import GrammarServer
+from deepinfer.structured.server import GrammarServer, hang_up
 from deepinfer.structured.trigger import Trigger
 
 logger = log.get(__name__)
@@ -221,7 +221,7 @@ class ConstrainedRows:
 
     def _disconnect(self) -> None:
         if self._connection is not None:
-            self._connection.close()
+            hang_up(self._connection)
             self._connection = None
         self._loaded.clear()
         for answer in self._answers.values():

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -30,7 +32,8 @@ MAX_WAITING = 256
 NUM_COMPILERS = 2
 START_SECONDS = 60.0
 BOOT = """\
-import json, sys
+import json, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the engine's; helpers end with it
 sys.path[:] = json.loads(sys.argv.pop(1))
 from deepinfer.structured import processes
 processes.main()
@@ -54,6 +57,7 @@ class GrammarServer:
         self._control: socket.socket | None = None
         self._matcher: Connection | None = None
         self._process: subprocess.Popen[bytes] | None = None
+        self._is_closed = False
         self._threads = ThreadPoolExecutor(NUM_COMPILERS, thread_name_prefix="deepinfer-grammar")
 
     def compile(self, grammar: Grammar) -> Future[CompiledGrammar]:
@@ -83,12 +87,10 @@ class GrammarServer:
         """End the helper processes."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         if self._matcher is not None:
-            self._matcher.close()
+            hang_up(self._matcher)
         with self._starting:
-            if self._control is not None and self._process is not None:
-                self._control.close()
-                self._process.wait()
-            self._control = None
+            self._is_closed = True
+            self._end_process()
 
     def _trim(self) -> None:
         done = [(key, value) for key, value in self._cache.items() if value.done()]
@@ -101,54 +103,72 @@ class GrammarServer:
             total -= size
 
     def _compile(self, grammar: Grammar) -> CompiledGrammar:
+        try:
+            answer = self._answer(grammar)
+        except RequestError:  # nothing that the grammar must be to blame for: it may do better next time
+            with self._lock:
+                self._cache.pop(grammar, None)
+            raise
+        if isinstance(answer, str):
+            raise RequestError(answer)
+        return CompiledGrammar(next(self._numbers), answer)
+
+    def _answer(self, grammar: Grammar) -> bytes | str:
+        """What a compiler process says of the grammar. Raises RequestError when it ends without a word."""
         with self._ask(COMPILE) as connection:
             started = time.monotonic()
             try:
                 connection.send(grammar)
-                answer = connection.recv() if connection.poll(2 * COMPILE_WALL_SECONDS) else None
+                if connection.poll(2 * COMPILE_WALL_SECONDS):
+                    answer: bytes | str = connection.recv()
+                    return answer
             except (EOFError, OSError):
-                answer = None
-        if isinstance(answer, bytes):
-            return CompiledGrammar(next(self._numbers), answer)
-        if answer is None:
-            with self._lock:
-                self._cache.pop(grammar, None)  # it may do better when the machine has less to do
-            is_late = time.monotonic() - started >= COMPILE_SECONDS
-            cause = (
-                f"takes more than {COMPILE_SECONDS} s" if is_late else "needs too much memory or crashes the compiler"
-            )
-            answer = f"{grammar.kind} cannot be compiled: it {cause}; make it simpler"
-        raise RequestError(answer)
+                pass
+        is_late = time.monotonic() - started >= COMPILE_SECONDS
+        cause = f"takes more than {COMPILE_SECONDS} s" if is_late else "needs too much memory or crashes the compiler"
+        raise RequestError(f"{grammar.kind} cannot be compiled: it {cause}; make it simpler")
 
     def _ask(self, role: bytes, *fds: int) -> Connection:
-        """A connection to a new child of the fork server."""
-        ours, theirs = socket.socketpair()
-        with ours, theirs:
-            for is_last in (False, True):
+        """A connection to a new child of the fork server. Raises RequestError."""
+        try:
+            ours, theirs = socket.socketpair()
+            with ours, theirs:
+                message = [role], [theirs.fileno(), *fds]
+                control = self._started()
                 try:
-                    socket.send_fds(self._started(), [role], [theirs.fileno(), *fds])
-                    return Connection(ours.detach())
-                except OSError as error:  # it was ended from outside: start another
-                    if is_last:
-                        raise RequestError(f"the grammar helper process cannot be reached ({error})") from None
-                    self._forget()
-        raise AssertionError("unreachable")
+                    socket.send_fds(control, *message)
+                except OSError:  # it was ended from outside: start another
+                    self._forget(control)
+                    socket.send_fds(self._started(), *message)
+                return Connection(ours.detach())
+        except OSError as error:
+            raise RequestError(f"the grammar helper process cannot be reached ({error})") from None
 
-    def _forget(self) -> None:
+    def _forget(self, control: socket.socket) -> None:
         with self._starting:
-            if self._control is not None and self._process is not None:
-                self._control.close()
-                self._process.wait()
-            self._control = None
+            if self._control is control:
+                self._end_process()
+
+    def _end_process(self) -> None:
+        """`_starting` is held."""
+        if self._control is not None and self._process is not None:
+            with contextlib.suppress(OSError):
+                self._control.shutdown(socket.SHUT_RDWR)
+            self._control.close()
+            self._process.wait()
+        self._control = None
 
     def _started(self) -> socket.socket:
         with self._starting:
+            if self._is_closed:
+                raise RequestError("structured outputs are not available: the engine was closed")
             if self._control is None:
                 ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
                 arguments = (theirs.fileno(), self._folder, self.vocab_size, json.dumps(self.end_ids))
+                paths = json.dumps([path for path in sys.path if isinstance(path, str)])  # as imports do
                 with theirs:
                     self._process = subprocess.Popen(
-                        [sys.executable, "-c", BOOT, json.dumps(sys.path), *map(str, arguments)],
+                        [sys.executable, "-c", BOOT, paths, *map(str, arguments)],
                         pass_fds=[theirs.fileno()],
                         stdin=subprocess.DEVNULL,
                     )
@@ -161,6 +181,14 @@ class GrammarServer:
                     raise RequestError(f"structured outputs are not available: {problem}")
                 self._control = ours
             return self._control
+
+
+def hang_up(connection: Connection) -> None:
+    """Close a connection so that the helper ends, even if a process that the user has forked holds a copy of it."""
+    if not connection.closed:
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as copy:
+            copy.shutdown(socket.SHUT_RDWR)
+        connection.close()
 
 
 def _first_word(control: socket.socket) -> str:
