@@ -126,6 +126,20 @@ class Logprobs:
         return Logprobs(self.values[chosen], self.ranks[chosen], self.top_ids[chosen], self.top_values[chosen])
 
 
+@dataclass(frozen=True, slots=True)
+class OpCheck:
+    """Whether an op gave each request alone the bits that it gave it in a batch, over all steps so far.
+
+    backend: whose implementation it is, and on what device. num_calls: with more than one request or
+    token; num_different of them differed. first_difference: where, and the two numbers.
+    """
+
+    backend: str
+    num_calls: int
+    num_different: int
+    first_difference: str | None
+
+
 @dataclass(slots=True)
 class StepResult:
     """What one step gave; line i belongs to the i-th row with `samples`.
@@ -144,6 +158,7 @@ class StepResult:
     prompt_logprobs: Logprobs | None = None
     seconds: float = 0.0  # device side time of the step
     op_seconds: dict[str, float] = field(default_factory=dict)  # by kind of op, if they are timed
+    op_checks: dict[str, OpCheck] = field(default_factory=dict)  # by op, if they are checked
     errors: dict[int, str] = field(default_factory=dict)
 
 

@@ -12,6 +12,7 @@ from deepinfer.backends.cpu.ops import cpu_ops
 from deepinfer.config.engine import MAX_THREADS, ModelOptions
 from deepinfer.errors import ConfigError
 from deepinfer.ops import table
+from deepinfer.ops.check import OpChecker
 from deepinfer.ops.clock import OpClock
 from deepinfer.ops.reference.build import reference_ops
 
@@ -59,4 +60,6 @@ def load_ops(options: ModelOptions) -> table.Ops:
         )
     ops = table.build(sets)
     logger.info("ops: %s (precision %s)", ", ".join(sorted(set(ops.origin.values()))), options.precision)
-    return OpClock(device).around(ops) if options.time_ops else ops
+    if options.time_ops:
+        return OpClock(device).around(ops)
+    return OpChecker(device).around(ops) if options.check_ops else ops

@@ -1,6 +1,7 @@
 """`deepinfer`: the commands, and the one place that turns errors into a line and an exit code.
 
-Exit codes: 0 done, 1 done but some requests failed, 2 refused (one line says why), 130 interrupted.
+Exit codes: 0 done, 1 done but some requests failed or a check found a difference, 2 refused (one line says
+why), 130 interrupted.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from deepinfer.__about__ import __version__
-from deepinfer.cli import bench, chat, eval, generate, info, options
+from deepinfer.cli import bench, chat, check, eval, generate, info, options
 from deepinfer.config.flags import Parser
 from deepinfer.errors import DeepInferError
 
@@ -20,7 +21,7 @@ def build_parser() -> Parser:
     parser = Parser(prog="deepinfer", description="Inference engine for DeepSeek-V4.1.")
     parser.add_argument("--version", action="version", version=f"deepinfer {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (chat, generate, info, bench, eval, options):
+    for command in (chat, generate, info, bench, eval, check, options):
         command.add_command(commands)
     return parser
 

@@ -68,6 +68,9 @@ class ModelOptions:
         variable="DEEPINFER_BATCH_INVARIANT",
     )  # fmt: skip
     time_ops: bool = option(False, "measure the time of each kind of op, which slows the engine down")
+    check_ops: bool = option(
+        False, "run each op for every request alone too, compare bits and count differences; several times slower"
+    )
 
     def __post_init__(self) -> None:
         _one_of(self, "load_format", ("auto", "dummy"))
@@ -77,8 +80,12 @@ class ModelOptions:
         _one_of(self, "decoder_replay", ("full", "bounded"))
         _at_least(self, "replay_keep_tokens", 1)
         _at_least(self, "max_model_len", 2)
-        for name in ("enforce_eager", "batch_invariant", "time_ops"):
+        for name in ("enforce_eager", "batch_invariant", "time_ops", "check_ops"):
             _true_or_false(self, name)
+        if self.time_ops and self.check_ops:
+            raise ConfigError(
+                "time_ops and check_ops are both true, but checks take time of their own; give one of them"
+            )
         if self.layers is not None and not _are_layers(self.layers):
             raise ConfigError(
                 f"layers is {shown(self.layers)}; it must be ascending layer numbers from 0 on, as in 0,2,20"

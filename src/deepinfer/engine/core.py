@@ -11,7 +11,7 @@ import numpy as np
 from deepinfer.cache.manager import CacheManager
 from deepinfer.engine.device_thread import DeviceThread, Executor
 from deepinfer.engine.stats import EngineStats
-from deepinfer.messages import FinishReason, GenerateRequest, StepOutput, StepResult
+from deepinfer.messages import FinishReason, GenerateRequest, OpCheck, StepOutput, StepResult
 from deepinfer.scheduler.scheduler import Scheduler
 
 
@@ -34,6 +34,7 @@ class EngineCore:
         self._num_steps = self._num_tokens = self._num_generated_tokens = 0
         self._device_seconds = 0.0
         self._op_seconds: dict[str, float] = {}
+        self._op_checks: dict[str, OpCheck] = {}
         self._has_ended = False  # a request was ended from outside and its end not handed out
         self._device = DeviceThread(executor)
 
@@ -76,6 +77,7 @@ class EngineCore:
                 self._device_seconds += result.seconds
                 for kind, seconds in result.op_seconds.items():
                     self._op_seconds[kind] = self._op_seconds.get(kind, 0.0) + seconds
+                self._op_checks = result.op_checks
                 return output
             return StepOutput([], np.zeros(0, dtype=np.int32), finished=self.scheduler.take_finished())
 
@@ -88,10 +90,12 @@ class EngineCore:
                 num_generated_tokens=self._num_generated_tokens,
                 device_seconds=self._device_seconds,
                 op_seconds=dict(self._op_seconds),
+                op_checks=self._op_checks,
                 num_running=self.scheduler.num_running,
                 num_waiting=self.scheduler.num_waiting,
                 num_preemptions=self.scheduler.num_preemptions,
                 num_not_finite=self.scheduler.num_not_finite,
+                block_tokens=self._cache.block_tokens,
                 num_blocks=self._cache.num_blocks,
                 num_free_blocks=self._cache.num_free_blocks,
             )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from deepinfer.messages import OpCheck
+
 
 @dataclass(frozen=True)
 class EngineStats:
@@ -14,6 +16,8 @@ class EngineStats:
     num_not_finite: requests that ended because the model's logits were NaN or infinite.
     device_seconds: time in which the device side worked on steps.
     op_seconds: the part of it in each kind of op; empty unless `time_ops` is set.
+    op_checks: whether each op is batch-invariant, as far as steps have shown; empty unless `check_ops` is set.
+    block_tokens: tokens of one request that a cache block is for.
     """
 
     num_steps: int
@@ -21,9 +25,11 @@ class EngineStats:
     num_generated_tokens: int
     device_seconds: float
     op_seconds: dict[str, float]
+    op_checks: dict[str, OpCheck]
     num_running: int
     num_waiting: int
     num_preemptions: int
     num_not_finite: int
+    block_tokens: int
     num_blocks: int
     num_free_blocks: int

@@ -40,6 +40,7 @@ from deepinfer.ops.weights import (
 )
 
 if TYPE_CHECKING:
+    from deepinfer.ops.check import OpChecker
     from deepinfer.ops.clock import OpClock
 
 Prepared = Any  # what a prepare op returns; only the ops of its pair look inside
@@ -51,6 +52,7 @@ class Ops:
     def __init__(self) -> None:
         self.origin: dict[str, str] = {}
         self.clock: OpClock | None = None  # where ops/clock.py collects their time
+        self.checker: OpChecker | None = None  # where ops/check.py collects its verdicts
 
     # -- embedding and head
 

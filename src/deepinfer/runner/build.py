@@ -101,7 +101,8 @@ def build_runner(config: EngineConfig, folder: Path, eos_ids: Sequence[int] | No
     if (folder / "tokenizer.json").exists():
         grammars = GrammarServer(folder, model_config.vocab_size, eos_ids)
         constraints = ConstrainedRows(grammars, num_slots)
-    return BuiltRunner(Runner(bound, builder, sampler, constraints, ops.clock), num_blocks, *sizes, grammars)
+    runner = Runner(bound, builder, sampler, constraints, ops.clock, ops.checker)
+    return BuiltRunner(runner, num_blocks, *sizes, grammars)
 
 
 def _checked_eos(eos_ids: Sequence[int], vocab_size: int) -> tuple[int, ...]:

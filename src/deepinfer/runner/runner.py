@@ -13,6 +13,7 @@ from torch import Tensor
 
 from deepinfer.messages import Float32, Logprobs, StepPlan, StepResult
 from deepinfer.ops.batch import ForwardBatch, Hidden
+from deepinfer.ops.check import OpChecker
 from deepinfer.ops.clock import OpClock
 from deepinfer.runner.batch import BatchBuilder
 from deepinfer.sampling.logprobs import TokenLogprobs, token_logprobs
@@ -61,9 +62,10 @@ class Runner:
         sampler: Sampler,
         constraints: ConstrainedRows | None = None,
         clock: OpClock | None = None,
+        checker: OpChecker | None = None,
     ):
         self.model, self.builder, self.sampler = model, builder, sampler
-        self.constraints, self.clock = constraints, clock
+        self.constraints, self.clock, self.checker = constraints, clock, checker
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one step; blocks until its tokens are on the host."""
@@ -107,6 +109,7 @@ class Runner:
             prompt_logprobs=self._prompt_logprobs(plan, forwarded.hidden, start),
             seconds=time.monotonic() - forwarded.started,
             op_seconds=self.clock.take() if self.clock is not None else {},
+            op_checks=self.checker.checks() if self.checker is not None else {},
             errors=errors,
         )
 

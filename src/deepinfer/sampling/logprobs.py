@@ -23,11 +23,13 @@ class TokenLogprobs(NamedTuple):
 
 def token_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> TokenLogprobs:
     """One line per row. logits: [rows, vocab] float32. token_ids: [rows] int64. K = num_top, at most the vocabulary."""
-    value = logits.gather(1, token_ids[:, None])
-    total = logits.logsumexp(-1, keepdim=True)
+    value, values = logits.gather(1, token_ids[:, None]), logits.log_softmax(-1)  # unlike logsumexp, row by row
     top_ids = largest_ids(logits, min(num_top, logits.shape[1]))
     return TokenLogprobs(
-        (value - total)[:, 0], _ranks(logits, value, token_ids), top_ids.int(), logits.gather(1, top_ids) - total
+        values.gather(1, token_ids[:, None])[:, 0],
+        _ranks(logits, value, token_ids),
+        top_ids.int(),
+        values.gather(1, top_ids),
     )
 
 

@@ -25,6 +25,7 @@ from deepinfer.sampling.slot_params import RowParams
 from deepinfer.sampling.ties import keep_largest
 
 EXCLUDED = float("-inf")
+SUM_PART = 16384  # below what torch cuts
 FIRST_LOOK = 256  # top-p rarely needs more tokens than this, and a few are found much faster than a sort
 
 
@@ -102,7 +103,7 @@ class TopP(Stage):
         chosen = logits[prepared.rows]
         best = chosen.amax(-1, keepdim=True)
         weights = ((chosen - best) / prepared.temperature[:, None]).exp()
-        goal = prepared.values * weights.sum(-1, dtype=torch.float64)
+        goal = prepared.values * _row_sums(weights)
         ordered = chosen.topk(min(FIRST_LOOK, chosen.shape[1]), dim=-1).values
         last, count, is_reached = _reach(ordered, prepared.temperature, goal)
         flat = (~is_reached).nonzero()[:, 0]  # rows whose tokens have to be sorted to the end
@@ -110,6 +111,15 @@ class TopP(Stage):
             ordered = chosen[flat].sort(dim=-1, descending=True).values
             last[flat], count[flat], _ = _reach(ordered, prepared.temperature[flat], goal[flat])
         return _exclude(logits, prepared.rows, chosen, keep_largest(chosen, last, count))
+
+
+def _row_sums(weights: Tensor) -> Tensor:
+    """Sum of each row [rows, n]: [rows] float64, the same bits whatever the number of rows.
+
+    In parts, since torch on a CPU cuts the sum of a single row for its threads if it is long.
+    """
+    parts = [part.sum(-1, dtype=torch.float64) for part in weights.split(SUM_PART, dim=-1)]
+    return torch.stack(parts, dim=-1).sum(-1)
 
 
 def _reach(ordered: Tensor, temperature: Tensor, goal: Tensor) -> tuple[Tensor, Tensor, Tensor]:
