@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 
@@ -91,6 +92,8 @@ def test_close_waits_for_the_running_step_and_drops_the_next() -> None:
     assert core.step() is None
     plan = core.scheduler.schedule()
     core._in_flight.append(core._device.submit(plan))
+    while not core._in_flight[0].running():  # what has not begun is dropped
+        time.sleep(0.001)
     closing = threading.Thread(target=core.close)
     closing.start()
     closing.join(0.05)
