@@ -21,6 +21,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 from job import RESULT, Job
@@ -64,9 +65,15 @@ def run(command: list[str], job: Job, launcher: list[str], log: Path | None) -> 
     return result
 
 
-def quiet_run(attempt: Callable[[], dict], max_others: float) -> dict:
-    """The first result taken on a quiet machine, or else the quietest one."""
-    results: list[dict] = []
+def logged(command: list[str], job: Job, log: Path | None) -> list[dict]:
+    """Results of the same run in the log, so that a comparison that was stopped goes on where it was."""
+    lines = log.read_text().splitlines() if log and log.exists() else []
+    return [line for line in map(json.loads, lines) if line["command"] == command and line["job"] == asdict(job)]
+
+
+def quiet_run(attempt: Callable[[], dict], max_others: float, results: list[dict]) -> dict:
+    """The first result taken on a quiet machine, or else the quietest one; `results` are earlier ones."""
+    results = [result for result in results if result["others"] <= max_others][:1]
     while len(results) < MAX_TRIES and (not results or results[-1]["others"] > max_others):
         results.append(attempt())
     return min(results, key=lambda result: result["others"])
@@ -78,7 +85,8 @@ def measure_case(case: str, args: argparse.Namespace, done: dict[str, list[dict]
     job = Job(args.folder, args.threads, requests, prompt, answer, seed=turn)
     starts = commands(args)
     for engine in args.engines[:: -1 if turn % 2 else 1]:
-        result = quiet_run(lambda: run(starts[engine], job, args.launcher, args.log), args.max_others)  # noqa: B023
+        attempt = partial(run, starts[engine], job, args.launcher, args.log)
+        result = quiet_run(attempt, args.max_others, logged(starts[engine], job, args.log))
         done[engine].append(result)
         figure = result[CASES[case][3]]
         print(f"{case} {engine}: {figure:.1f} tokens/s, others {result['others']:.0%}", file=sys.stderr, flush=True)
@@ -113,7 +121,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--launcher", type=shlex.split, default=[], help="words before every timed command")
     parser.add_argument("--max-others", type=float, default=0.15)
-    parser.add_argument("--log", type=Path, help="append every run, repeated ones too, as a line of JSON")
+    parser.add_argument("--log", type=Path, help="every run, one JSON line each; what it holds is not run again")
     args = parser.parse_args()
     done: dict[str, dict[str, list[dict]]] = {case: {name: [] for name in args.engines} for case in args.cases}
     for turn in range(args.runs):

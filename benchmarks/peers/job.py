@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -52,8 +51,8 @@ def measure(job: Job, answer: Callable[[list[list[int]], int], list[Answer]]) ->
     """Warm up with short prompts, time the job, check the answers and print the figures.
 
     Prefill is the prompt tokens over the time until every request has a token; decode is the number of requests over
-    the median request's time per token after its first. `cores` is how many cores were used, `others` the share of
-    the machine that other processes used meanwhile: a figure taken on a busy machine says little.
+    the time per token after the first of the fastest request, which waited for no other's prompt. `cores` is how many
+    cores were used, `others` the share of the machine that other processes used meanwhile.
     """
     answer(job.prompts(WARM_UP_TOKENS, WARM_UP_SEED), 3)
     prompts = job.prompts(job.prompt_tokens, job.seed)
@@ -70,7 +69,7 @@ def measure(job: Job, answer: Callable[[list[list[int]], int], list[Answer]]) ->
         "token_ids": [item.token_ids for item in answers],
     }
     if job.answer_tokens > 1:
-        step_s = statistics.median((item.last_s - item.first_s) / (job.answer_tokens - 1) for item in answers)
+        step_s = min((item.last_s - item.first_s) / (job.answer_tokens - 1) for item in answers)
         result["decode"] = job.num_requests / step_s
     print(RESULT + json.dumps(result), flush=True)
 
