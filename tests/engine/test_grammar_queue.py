@@ -38,10 +38,10 @@ def constrained(name: str) -> GenerateRequest:
 
 def test_a_request_is_ready_when_its_grammar_is() -> None:
     server, woken = FakeServer(), []
-    queue = GrammarQueue(server, lambda: woken.append(1))
+    queue = GrammarQueue(server, lambda: woken.append(1), 2)
     queue.add(constrained("a"))
     queue.add(constrained("b"))
-    assert not queue.has_work() and queue.ready() == []
+    assert not queue.has_work() and list(queue.ready()) == []
     server.futures[1].set_result(COMPILED)
     assert woken == [1] and queue.has_work()
     (ready,) = queue.ready()
@@ -52,10 +52,10 @@ def test_a_request_is_ready_when_its_grammar_is() -> None:
 
 def test_a_refused_grammar_ends_its_request() -> None:
     server = FakeServer()
-    queue = GrammarQueue(server, lambda: None)
+    queue = GrammarQueue(server, lambda: None, 2)
     queue.add(constrained("a"))
     server.futures[0].set_exception(RequestError("the regex is bad"))
-    assert queue.ready() == []
+    assert list(queue.ready()) == []
     (ended,) = queue.take_finished()
     assert (ended.reason, ended.error, ended.times.scheduled) == (
         "error",
@@ -65,9 +65,20 @@ def test_a_refused_grammar_ends_its_request() -> None:
     assert not queue.has_work()
 
 
+def test_no_more_than_some_requests_wait_whatever_their_grammars() -> None:
+    server = FakeServer()
+    queue = GrammarQueue(server, lambda: None, 2)
+    queue.add(constrained("a"))
+    queue.add(constrained("b"))
+    with pytest.raises(QueueFullError, match="request 'c' is refused: 2 requests with grammars wait already"):
+        queue.add(constrained("c"))
+    assert len(server.futures) == 2 and queue.finish("a", "abort")
+    queue.add(constrained("c"))
+
+
 def test_an_engine_without_grammars_refuses() -> None:
     with pytest.raises(RequestError, match="request 'a' has a grammar, but this engine runs without"):
-        GrammarQueue(None, lambda: None).add(constrained("a"))
+        GrammarQueue(None, lambda: None, 2).add(constrained("a"))
 
 
 def test_other_requests_run_while_one_waits_and_it_can_be_aborted() -> None:

@@ -47,13 +47,15 @@ class Subscription:
 class EngineClient:
     """Runs an EngineCore in a daemon thread and passes its outputs on, one message a step and caller.
 
+    max_queue: requests that may wait for their grammars; the core limits those that wait for it.
+
     Lock order: `_wake`, then the core's own lock. Whatever the garbage collector may call, in any
     thread and thus inside any lock, takes neither: `is_routed`, `abandon`.
     """
 
-    def __init__(self, core: EngineCore, grammars: GrammarServer | None = None):
+    def __init__(self, core: EngineCore, grammars: GrammarServer | None = None, max_queue: int = 4096):
         self.core = core
-        self._grammars = GrammarQueue(grammars, self._notify)
+        self._grammars = GrammarQueue(grammars, self._notify, max_queue)
         self._routes: dict[str, Subscription] = {}  # of every request whose end was not handed out
         self._abandoned: SimpleQueue[tuple[str, Subscription]] = SimpleQueue()
         self._wake = threading.Condition()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 
-from deepinfer.errors import RequestError
+from deepinfer.errors import QueueFullError, RequestError
 from deepinfer.messages import Finished, FinishReason, GenerateRequest, RequestTimes
 from deepinfer.structured.grammar import CompiledGrammar
 from deepinfer.structured.server import GrammarServer
@@ -17,22 +17,28 @@ class GrammarQueue:
     """In order of arrival; not thread-safe, the engine's client calls it under its lock.
 
     server: None = this engine has no grammars, and a request with one is refused.
+    max_waiting: requests; more are refused.
     wake: called in another thread when a grammar is ready or refused.
     """
 
-    def __init__(self, server: GrammarServer | None, wake: Callable[[], None]) -> None:
-        self._server, self._wake = server, wake
+    def __init__(self, server: GrammarServer | None, wake: Callable[[], None], max_waiting: int) -> None:
+        self._server, self._wake, self._max_waiting = server, wake, max_waiting
         self._waiting: dict[str, tuple[GenerateRequest, Future[CompiledGrammar]]] = {}
         self._finished: list[Finished] = []
 
     def add(self, request: GenerateRequest) -> None:
-        """Start on a request's grammar. Raises RequestError when it cannot be taken."""
+        """Start on a request's grammar. Raises RequestError (QueueFullError when too many wait)."""
         constraint = request.params.constraint
         assert constraint is not None, "a request without a grammar waits for none"
         if self._server is None:
             raise RequestError(
                 f"request {request.request_id!r} has a grammar, but this engine runs without model or tokenizer; "
                 "leave structured_outputs and so_args out"
+            )
+        if len(self._waiting) >= self._max_waiting:
+            raise QueueFullError(
+                f"request {request.request_id!r} is refused: {len(self._waiting)} requests with grammars wait already; "
+                "try again later or raise --max-queue"
             )
         future = self._server.compile(constraint.grammar)
         self._waiting[request.request_id] = request, future
@@ -50,17 +56,17 @@ class GrammarQueue:
         """Whether `ready` or `take_finished` has something to give."""
         return bool(self._finished) or any(future.done() for _, future in self._waiting.values())
 
-    def ready(self) -> list[GenerateRequest]:
+    def ready(self) -> Iterator[GenerateRequest]:
         """Requests with their compiled grammar, left in the queue; those whose grammar was refused end."""
-        requests: list[GenerateRequest] = []
         for request, future in [*self._waiting.values()]:
             if not future.done():
                 continue
             try:
-                requests.append(dataclasses.replace(request, grammar=future.result()))
+                compiled = future.result()
             except RequestError as error:
                 self.finish(request.request_id, "error", f"request {request.request_id!r} is refused: {error}")
-        return requests
+            else:
+                yield dataclasses.replace(request, grammar=compiled)
 
     def remove(self, request_id: str) -> None:
         """The scheduler has the request now."""
