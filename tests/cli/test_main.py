@@ -45,7 +45,7 @@ def test_interrupt_ends_with_code_130_and_no_traceback(monkeypatch, capsys):
 
 
 def test_engine_flags_reach_every_command_that_loads_a_model():
-    for command in (["chat"], ["generate"], ["bench"], ["eval"]):
+    for command in (["chat"], ["generate"], ["bench"], ["eval"], ["check", "determinism"]):
         args = build_parser().parse_args([*command, "--max-queue", "3", "--decoder-replay", "bounded"])
         assert (args.max_queue, args.decoder_replay) == (3, "bounded")
 

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from deepinfer.messages import SlotSetup
-from deepinfer.sampling.logprobs import drawn_logprobs
+from deepinfer.sampling.logprobs import drawn_logprobs, token_logprobs
 from deepinfer.sampling.params import SamplingParams
 from deepinfer.sampling.slot_params import SlotParams
 
@@ -58,3 +58,16 @@ def test_a_broken_row_does_not_disturb_the_others():
     logits[0, 2] = math.nan
     result = model_logprobs(logits, torch.tensor([0, 3]), torch.tensor([False, True]), params_of(2, 2))
     assert result.top_ids[1].tolist() == [3, 2]
+
+
+def test_a_row_has_the_same_bits_alone_and_in_a_batch_of_a_large_vocabulary():
+    logits = 3 * torch.randn(6, 129_280, generator=torch.Generator().manual_seed(2))  # logsumexp differs in one row
+    token_ids, num_threads = torch.arange(6), torch.get_num_threads()
+    torch.set_num_threads(2)  # torch would cut the sum of a single row
+    try:
+        together = token_logprobs(logits, token_ids, 2)
+        for row in range(6):
+            alone = token_logprobs(logits[row : row + 1], token_ids[row : row + 1], 2)
+            assert all(torch.equal(one[0], all_rows[row]) for one, all_rows in zip(alone, together, strict=True))
+    finally:
+        torch.set_num_threads(num_threads)

@@ -8,7 +8,7 @@ import torch
 from deepinfer.messages import SlotSetup
 from deepinfer.sampling.params import SamplingParams
 from deepinfer.sampling.slot_params import RowParams, SlotParams
-from deepinfer.sampling.stages import FILTERS, MinP, TopK, TopP
+from deepinfer.sampling.stages import FILTERS, MinP, TopK, TopP, row_sums
 
 CPU = torch.device("cpu")
 FIXED = SamplingParams(seed=0)
@@ -139,3 +139,16 @@ def test_top_p_sorts_to_the_end_for_flat_rows_only():
 def test_stages_take_zero_rows():
     params = rows_of([], 4)
     assert [stage.prepare(params, CPU) for stage in FILTERS] == [None, None, None]
+
+
+@pytest.mark.parametrize("vocab_size", [5, 129_280])
+def test_a_row_s_sum_has_the_same_bits_whatever_the_number_of_rows_and_threads(vocab_size):
+    weights = (3 * torch.randn(6, vocab_size, generator=torch.Generator().manual_seed(0))).exp()
+    one_thread, num_threads = row_sums(weights), torch.get_num_threads()
+    torch.set_num_threads(2)  # torch would cut the sum of a single long row
+    try:
+        assert torch.equal(row_sums(weights), one_thread)
+        assert torch.equal(torch.cat([row_sums(row[None]) for row in weights]), one_thread)
+    finally:
+        torch.set_num_threads(num_threads)
+    torch.testing.assert_close(one_thread, weights.double().sum(-1))

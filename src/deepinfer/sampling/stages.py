@@ -103,7 +103,7 @@ class TopP(Stage):
         chosen = logits[prepared.rows]
         best = chosen.amax(-1, keepdim=True)
         weights = ((chosen - best) / prepared.temperature[:, None]).exp()
-        goal = prepared.values * _row_sums(weights)
+        goal = prepared.values * row_sums(weights)
         ordered = chosen.topk(min(FIRST_LOOK, chosen.shape[1]), dim=-1).values
         last, count, is_reached = _reach(ordered, prepared.temperature, goal)
         flat = (~is_reached).nonzero()[:, 0]  # rows whose tokens have to be sorted to the end
@@ -113,7 +113,7 @@ class TopP(Stage):
         return _exclude(logits, prepared.rows, chosen, keep_largest(chosen, last, count))
 
 
-def _row_sums(weights: Tensor) -> Tensor:
+def row_sums(weights: Tensor) -> Tensor:
     """Sum of each row [rows, n]: [rows] float64, the same bits whatever the number of rows.
 
     In parts, since torch on a CPU cuts the sum of a single row for its threads if it is long.
