@@ -18,7 +18,10 @@ def test_threads_are_the_usable_cores_up_to_four(monkeypatch, cores, expected):
     assert default_threads() == expected
 
 
-@pytest.mark.parametrize(("text", "expected"), [("7", 7), ("9999999999", 1024), ("0", 2), ("4,2", 2), ("", 2)])
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("7", 7), ("9999999999", 1024), ("0", 2), ("4,2", 2), ("", 2), ("\N{SUPERSCRIPT TWO}", 2), ("9" * 5000, 2)],
+)
 def test_omp_num_threads_is_heeded_where_it_is_a_number(monkeypatch, text, expected):
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
     monkeypatch.setenv("OMP_NUM_THREADS", text)

@@ -50,6 +50,12 @@ def test_bench_tells_the_time_of_each_kind_of_op_and_the_memory(llm, capsys, mon
     assert 2**24 < result["peak_memory_bytes"] < 2**40
 
 
+def test_bench_refuses_lengths_beyond_the_model_before_it_makes_prompts(llm, capsys):
+    assert main(["bench", "--batch-sizes", "1", "--prompt-lengths", "8,999999999", "--output-length", "4"]) == 2
+    assert "has 1000000003 tokens but must have at most 1024; lower" in capsys.readouterr().err
+    assert llm.calls == []
+
+
 def test_bench_tables_have_one_line_a_case(llm, capsys):
     assert (
         main(["bench", "--batch-sizes", "3", "--prompt-lengths", "8,16", "--output-length", "4", "--repeat", "1"]) == 0

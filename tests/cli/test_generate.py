@@ -1,4 +1,5 @@
 import dataclasses
+import io
 import json
 import math
 
@@ -116,6 +117,12 @@ def test_input_that_cannot_be_used_is_refused(llm, type_in, capsys, words, text,
     type_in(text)
     assert main(["generate", *words]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_standard_input_that_is_no_text_is_refused(llm, monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xff"), encoding="utf-8"))
+    assert main(["generate"]) == 2
+    assert "cannot read standard input: 'utf-8' codec can't decode byte 0xff" in capsys.readouterr().err
 
 
 def test_every_answer_of_a_prompt_is_printed(llm, capsys):

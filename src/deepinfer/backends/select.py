@@ -37,7 +37,7 @@ def default_threads() -> int:
     Planning and answers need some time as well, and a decode step gains little from more.
     """
     wanted = env.get("OMP_NUM_THREADS") or ""
-    if wanted.isdigit() and int(wanted) > 0:
+    if wanted.isdecimal() and len(wanted) < 20 and int(wanted) > 0:
         return min(int(wanted), MAX_THREADS)
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(usable, MOST_THREADS)

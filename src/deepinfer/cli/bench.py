@@ -75,7 +75,13 @@ def run(args: argparse.Namespace) -> int:
     if args.output_length < 2 or args.repeat < 1:
         raise ConfigError("--output-length must be at least 2 and --repeat at least 1")
     shapes = [(batch, length) for batch in args.batch_sizes for length in args.prompt_lengths]
+    longest = max(args.prompt_lengths) + args.output_length
     with open_llm(args) as llm:
+        if longest > llm.max_model_len:
+            raise ConfigError(
+                f"the longest prompt with --output-length has {longest} tokens but must have at most "
+                f"{llm.max_model_len}; lower one of them or raise --max-model-len"
+            )
         cases = [
             measure(llm, *shape, args.output_length, args.repeat) for shape in progress(shapes, "bench", len(shapes))
         ]

@@ -66,7 +66,11 @@ def read_lines(args: argparse.Namespace) -> tuple[list[str], bool]:
         return read_text(args.file).split("\n"), args.json or args.file.endswith(".jsonl")
     if sys.stdin.isatty():
         raise ConfigError("there is no prompt; give one as an argument, with --file or on standard input")
-    return sys.stdin.read().split("\n"), args.json  # `splitlines` would also cut inside of JSON texts, at U+2028 say
+    try:
+        text = sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"cannot read standard input: {error}") from None
+    return text.split("\n"), args.json  # `splitlines` would also cut inside of JSON texts, at U+2028 say
 
 
 def make_jobs(
