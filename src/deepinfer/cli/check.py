@@ -75,8 +75,8 @@ class Report:
                     lines += _verdict(name, "calls", op.num_calls, op.num_different, op.first_difference)
         lines.append("")
         for backend, found in self.backends.items():
-            names = ", ".join(found["different"])
-            lines.append(f"{backend}: " + (f"differs: {names}" if names else f"all {found['num_ops']} ops are equal"))
+            names, count = ", ".join(found["different"]), found["num_ops"]
+            lines.append(f"{backend}: " + (f"differs: {names}" if names else f"{count} of {count} ops are equal"))
         ways = [way.name for way in self.requests if way.num_different]
         lines.append("requests: " + (f"differ: {'; '.join(ways)}" if ways else "all are equal"))
         return "\n".join(lines)

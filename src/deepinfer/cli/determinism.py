@@ -50,7 +50,8 @@ class Comparison:
 def make_requests(llm: LLM) -> list[Request]:
     """As many as the largest batch has, half of them greedy, half drawn at temperature 1 and top-p 0.9.
 
-    Prompts have all lengths up to a block and a half, more short ones; each third needs one more block for its answer.
+    Prompts have all lengths up to a block and a half, more short ones; most of the first few need one more block for
+    their answers, so that some have to wait or be interrupted when blocks are few.
     """
     random, block = np.random.default_rng(0), llm.stats().block_tokens
     longest = llm.max_model_len - NUM_TOKENS
@@ -58,7 +59,8 @@ def make_requests(llm: LLM) -> list[Request]:
         raise RequestError(f"max_model_len is {llm.max_model_len}; answers of {NUM_TOKENS} tokens must fit, raise it")
     requests = []
     for number in range(max(BATCH_SIZES)):
-        length = int(1.5 * block * random.random() ** 2) if number % 3 else block - number % NUM_TOKENS
+        is_growing = number < NUM_FEW - 2
+        length = block - number % NUM_TOKENS if is_growing else int(1.5 * block * random.random() ** 2)
         prompt = random.integers(FIRST_ORDINARY_TOKEN, llm.vocab_size, min(max(length, 1), longest)).tolist()
         temperature = 1.0 if number % 4 < 2 else 0.0
         params = SamplingParams(
@@ -112,7 +114,7 @@ def first_difference(expected: Trace, found: Trace) -> str | None:
 
 def engine_variants(llm: LLM, requests: Sequence[Request]) -> list[dict[str, Any]]:
     """Engine options that must change nothing; numbers of threads are not among them."""
-    few_blocks = max(num_blocks(llm, [request]) for request in requests) + 1  # all but one request wait or start again
+    few_blocks = max(num_blocks(llm, [request]) for request in requests) + 1  # for two requests, until both grow
     variants: list[dict[str, Any]] = [{"max_chunk_tokens": chunk} for chunk in CHUNKS]
     variants.append({"num_blocks": few_blocks, "kv_cache_bytes": None})
     return [*variants, {"async_scheduling": not llm.config.scheduler.async_scheduling}]
@@ -127,7 +129,7 @@ def num_blocks(llm: LLM, requests: Sequence[Request]) -> int:
 def variant_name(options: dict[str, Any], num_preemptions: int) -> str:
     """As in `max_chunk_tokens 7`; with few blocks, also how often a request was interrupted."""
     ((name, value),) = [(name, value) for name, value in options.items() if value is not None]
-    return f"{name} {value}" + (f", preempted {num_preemptions} times" if name == "num_blocks" else "")
+    return f"{name} {value}" + (f" (preemptions: {num_preemptions})" if name == "num_blocks" else "")
 
 
 def _answer(output: RequestOutput) -> Trace:
