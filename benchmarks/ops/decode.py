@@ -36,9 +36,7 @@ from deepinfer.model.v41.model import BoundModel, Model
 from deepinfer.model.v41.weights import ModelWeights
 from deepinfer.ops.batch import ForwardBatch, TokenBatch
 from deepinfer.ops.reference.build import reference_ops
-from deepinfer.ops.table import OP_NAMES, Ops, build
-
-WHOLE_LAYERS = ("prepare_layers", "run_layers")
+from deepinfer.ops.table import OP_NAMES, Ops, build, one_by_one
 
 
 class Clock:
@@ -73,8 +71,7 @@ def all_ops(precision: str, backend: str) -> Ops:
 
 def timed_ops(precision: str, backend: str, clock: Clock) -> Ops:
     """The table of a backend, each op behind the clock, layers composed of them."""
-    ops = all_ops(precision, backend)
-    ops = build({backend: {name: getattr(ops, name) for name in OP_NAMES if name not in WHOLE_LAYERS}})
+    ops = one_by_one(all_ops(precision, backend))
     for name in OP_NAMES:
         setattr(ops, name, clock.wrap(name, getattr(ops, name)))
     return ops

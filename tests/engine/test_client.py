@@ -18,7 +18,7 @@ from fake_core import NUM_BLOCKS, FakeExecutor, expected, make_core, request
 @pytest.fixture
 def engine() -> Iterator[tuple[EngineClient, FakeExecutor]]:
     core, executor = make_core()
-    with EngineClient(core) as client:
+    with EngineClient(core, max_queue=8) as client:
         yield client, executor
         executor.gate.set()
 
@@ -115,7 +115,7 @@ def test_the_client_holds_no_subscription_whose_requests_have_ended(engine: tupl
 
 def test_a_failure_reaches_all_who_wait_and_all_who_come_later() -> None:
     core, executor = make_core()
-    client = EngineClient(core)
+    client = EngineClient(core, max_queue=8)
     executor.fails_at = 3
     executor.gate.clear()
     callers = [client.subscribe() for _ in range(3)]
@@ -136,7 +136,7 @@ def test_a_failure_reaches_all_who_wait_and_all_who_come_later() -> None:
 
 def test_closing_twice_from_two_threads_ends_both_threads_and_tells_who_waits() -> None:
     core, executor = make_core()
-    client = EngineClient(core)
+    client = EngineClient(core, max_queue=8)
     caller = client.subscribe()
     caller.submit(request("a", 60))
     executor.gate.clear()

@@ -65,6 +65,18 @@ def test_a_refused_grammar_ends_its_request() -> None:
     assert not queue.has_work()
 
 
+def test_a_grammar_that_comes_after_its_request_was_ended_is_not_that_of_the_next_one_with_its_id() -> None:
+    server, woken = FakeServer(), []
+    queue = GrammarQueue(server, lambda: woken.append(1), 2)
+    queue.add(constrained("a"))
+    assert queue.finish("a", "abort") and len(queue.take_finished()) == 1
+    queue.add(constrained("a"))
+    server.futures[0].set_result(CompiledGrammar(7, b""))
+    assert list(queue.ready()) == [] and not queue.has_work()
+    server.futures[1].set_result(COMPILED)
+    assert [one.grammar for one in queue.ready()] == [COMPILED]
+
+
 def test_no_more_than_some_requests_wait_whatever_their_grammars() -> None:
     server = FakeServer()
     queue = GrammarQueue(server, lambda: None, 2)
@@ -84,7 +96,7 @@ def test_an_engine_without_grammars_refuses() -> None:
 def test_other_requests_run_while_one_waits_and_it_can_be_aborted() -> None:
     core, _ = make_core()
     server = FakeServer()
-    with EngineClient(core, server) as client:
+    with EngineClient(core, server, max_queue=8) as client:
         caller = client.subscribe()
         caller.submit(constrained("waits"))
         caller.submit(request("runs"))
@@ -102,7 +114,7 @@ def test_other_requests_run_while_one_waits_and_it_can_be_aborted() -> None:
 def test_what_the_scheduler_refuses_ends_with_its_error() -> None:
     core, _ = make_core()
     server = FakeServer()
-    with EngineClient(core, server) as client:
+    with EngineClient(core, server, max_queue=8) as client:
         caller = client.subscribe()
         long = constrained("long")
         params = SamplingParams(structured_outputs={"regex": "a"}, max_tokens=1000, seed=1)
@@ -123,7 +135,7 @@ def test_a_full_queue_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(core, "add", full_at_first)
     server = FakeServer()
-    with EngineClient(core, server) as client:
+    with EngineClient(core, server, max_queue=8) as client:
         caller = client.subscribe()
         caller.submit(constrained("a"))
         server.futures[0].set_result(COMPILED)

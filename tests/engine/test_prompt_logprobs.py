@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -36,12 +35,6 @@ def check_lines(
         differences += np.abs([value for _, value in line.top] - best).tolist()
         assert abs(line.rank - 1 - int((row > row[target]).sum())) <= int((np.abs(row - row[target]) < worst).sum())
     assert np.median(differences) <= typical and max(differences) <= worst
-
-
-@pytest.fixture(scope="module")
-def golden() -> Iterator[LLM]:
-    with LLM(goldens.CHECKPOINT, precision="float32", max_num_requests=8, num_blocks=64) as llm:
-        yield llm
 
 
 @pytest.fixture(scope="module")

@@ -20,14 +20,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from deepinfer.cli.common import add_engine_flags, open_llm, progress
+from deepinfer.cli.common import add_engine_flags, describe, open_llm, progress, random_tokens
 from deepinfer.errors import ConfigError, RequestError
 from deepinfer.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
     from deepinfer.llm import LLM
-
-FIRST_ORDINARY_TOKEN = 3  # ids below are begin, end and padding
 
 
 def add_command(commands: Any) -> None:
@@ -102,7 +100,7 @@ def measure(llm: LLM, batch_size: int, prompt_length: int, output_length: int, r
     random = np.random.default_rng(0)
     first_s, last_s, step_s = [], [], []
     for turn in range(repeat + 1):
-        prompts = random.integers(FIRST_ORDINARY_TOKEN, llm.vocab_size, (batch_size, prompt_length)).tolist()
+        prompts = [random_tokens(random, llm, prompt_length) for _ in range(batch_size)]
         firsts, totals = timed(llm, prompts, output_length)
         if turn == 0:
             continue
@@ -143,7 +141,7 @@ def time_ops(
     random = np.random.default_rng(0)
     totals: list[dict[str, float]] = []
     for num_tokens in (1, 1, output_length):  # the first one warms up
-        prompts = random.integers(FIRST_ORDINARY_TOKEN, llm.vocab_size, (batch_size, prompt_length)).tolist()
+        prompts = [random_tokens(random, llm, prompt_length) for _ in range(batch_size)]
         before = llm.stats().op_seconds
         timed(llm, prompts, num_tokens)
         after = llm.stats().op_seconds
@@ -185,12 +183,6 @@ def as_text(setting: dict[str, Any], cases: Sequence[Case]) -> str:
 
 def table_line(batch: object, prompt: object, speed: object, milliseconds: object) -> str:
     return f"{batch!s:>5} {prompt!s:>6}  {speed!s:<26} {milliseconds!s:<26}".rstrip()
-
-
-def describe(llm: LLM) -> dict[str, Any]:
-    """What the figures belong to."""
-    model = llm.config.model
-    return {"model": model.model or "deepinfer-nano", "device": model.device, "precision": model.precision}
 
 
 def _counts(text: str) -> tuple[int, ...]:

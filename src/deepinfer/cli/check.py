@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from deepinfer.cli import determinism
-from deepinfer.cli.common import add_engine_flags, open_llm, progress
+from deepinfer.cli.common import add_engine_flags, describe, open_llm, progress
 from deepinfer.cli.determinism import Comparison, Request, Trace
 from deepinfer.errors import ConfigError
 from deepinfer.messages import OpCheck
@@ -93,8 +93,7 @@ def run(args: argparse.Namespace) -> int:
         alone, comparisons = compare_batches(llm, requests)
         variants = determinism.engine_variants(llm, few)
         num_blocks = determinism.num_blocks(llm, few)
-        setting = {"model": model.model or "deepinfer-nano", "device": model.device, "precision": model.precision}
-        setting |= {"decoder_replay": model.decoder_replay}
+        setting = describe(llm) | {"decoder_replay": model.decoder_replay}
     ops = check_ops(args, few, {"max_chunk_tokens": OP_CHUNK, "num_blocks": num_blocks, "kv_cache_bytes": None})
     if any(check.backend == "cpu" for check in ops.values()):  # the native ops, which have threads of their own
         variants += [{"num_threads": count} for count in determinism.THREADS]

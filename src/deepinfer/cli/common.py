@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
 from tqdm import tqdm
 
 from deepinfer import log
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from deepinfer.llm import LLM
 
 Item = TypeVar("Item")
+FIRST_ORDINARY_TOKEN = 3  # ids below are begin, end and padding
 
 
 def add_engine_flags(parser: argparse.ArgumentParser) -> None:
@@ -65,6 +67,18 @@ def open_llm(args: argparse.Namespace, **options: Any) -> LLM:
 
     log.setup(args.log_level)
     return LLM(**engine_options(args) | options)
+
+
+def describe(llm: LLM) -> dict[str, Any]:
+    """What figures of this engine belong to."""
+    model = llm.config.model
+    return {"model": model.model or "deepinfer-nano", "device": model.device, "precision": model.precision}
+
+
+def random_tokens(random: np.random.Generator, llm: LLM, count: int) -> list[int]:
+    """A prompt of ordinary tokens."""
+    tokens: list[int] = random.integers(FIRST_ORDINARY_TOKEN, llm.vocab_size, count).tolist()
+    return tokens
 
 
 def read_text(path: str) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from deepinfer.cli.common import random_tokens
 from deepinfer.errors import RequestError
 from deepinfer.frontend.outputs import RequestOutput
 from deepinfer.sampling.params import SamplingParams
@@ -22,7 +23,6 @@ CHUNKS = (1, 7, 64)
 THREADS = (1, 2, 3)
 NUM_FEW = 8  # requests in each engine of its own
 NUM_TOKENS = 12  # of each answer
-FIRST_ORDINARY_TOKEN = 3  # ids below are begin, end and padding
 Trace = dict[str, str]  # what was computed -> its value, spelled so that equal texts are equal bits
 
 
@@ -61,7 +61,7 @@ def make_requests(llm: LLM) -> list[Request]:
     for number in range(max(BATCH_SIZES)):
         is_growing = number < NUM_FEW - 2
         length = block - number % NUM_TOKENS if is_growing else int(1.5 * block * random.random() ** 2)
-        prompt = random.integers(FIRST_ORDINARY_TOKEN, llm.vocab_size, min(max(length, 1), longest)).tolist()
+        prompt = random_tokens(random, llm, min(max(length, 1), longest))
         temperature = 1.0 if number % 4 < 2 else 0.0
         params = SamplingParams(
             temperature=temperature, top_p=0.9, seed=number, max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=20

@@ -53,7 +53,7 @@ class EngineClient:
     thread and thus inside any lock, takes neither: `is_routed`, `abandon`.
     """
 
-    def __init__(self, core: EngineCore, grammars: GrammarServer | None = None, max_queue: int = 4096):
+    def __init__(self, core: EngineCore, grammars: GrammarServer | None = None, *, max_queue: int):
         self.core = core
         self._grammars = GrammarQueue(grammars, self._notify, max_queue)
         self._routes: dict[str, Subscription] = {}  # of every request whose end was not handed out

@@ -14,7 +14,7 @@ from deepinfer.structured.server import GrammarServer
 
 
 class GrammarQueue:
-    """In order of arrival; not thread-safe, the engine's client calls it under its lock.
+    """In the order in which grammars get ready; not thread-safe, the engine's client calls it under its lock.
 
     server: None = this engine has no grammars, and a request with one is refused.
     max_waiting: requests; more are refused.
@@ -24,6 +24,8 @@ class GrammarQueue:
     def __init__(self, server: GrammarServer | None, wake: Callable[[], None], max_waiting: int) -> None:
         self._server, self._wake, self._max_waiting = server, wake, max_waiting
         self._waiting: dict[str, tuple[GenerateRequest, Future[CompiledGrammar]]] = {}
+        # Whose grammar is there; whoever was ended before that may be among them.
+        self._ready: dict[tuple[str, Future[CompiledGrammar]], None] = {}
         self._finished: list[Finished] = []
 
     def add(self, request: GenerateRequest) -> None:
@@ -42,24 +44,27 @@ class GrammarQueue:
             )
         future = self._server.compile(constraint.grammar)
         self._waiting[request.request_id] = request, future
-        future.add_done_callback(lambda _: self._wake())
+        future.add_done_callback(lambda done: self._note_ready(request.request_id, done))
 
     def finish(self, request_id: str, reason: FinishReason, error: str | None = None) -> bool:
         """End a request that still waits here; False when none of that id does."""
         waiting = self._waiting.pop(request_id, None)
         if waiting is not None:
+            self._ready.pop((request_id, waiting[1]), None)
             times = RequestTimes(waiting[0].arrival, None, None, time.monotonic())
             self._finished.append(Finished(request_id, reason, times, error=error))
         return waiting is not None
 
     def has_work(self) -> bool:
         """Whether `ready` or `take_finished` has something to give."""
-        return bool(self._finished) or any(future.done() for _, future in self._waiting.values())
+        return bool(self._finished or self._ready)
 
     def ready(self) -> Iterator[GenerateRequest]:
         """Requests with their compiled grammar, left in the queue; those whose grammar was refused end."""
-        for request, future in [*self._waiting.values()]:
-            if not future.done():
+        for request_id, future in [*self._ready]:
+            request, awaited = self._waiting.get(request_id, (None, None))
+            if request is None or awaited is not future:  # it was ended, and the id may be another's
+                del self._ready[request_id, future]
                 continue
             try:
                 compiled = future.result()
@@ -70,7 +75,13 @@ class GrammarQueue:
 
     def remove(self, request_id: str) -> None:
         """The scheduler has the request now."""
-        del self._waiting[request_id]
+        _, future = self._waiting.pop(request_id)
+        del self._ready[request_id, future]
+
+    def _note_ready(self, request_id: str, future: Future[CompiledGrammar]) -> None:
+        """In whatever thread compiled the grammar."""
+        self._ready[request_id, future] = None
+        self._wake()
 
     def take_finished(self) -> list[Finished]:
         """Ends that were not handed out yet."""

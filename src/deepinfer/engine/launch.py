@@ -43,5 +43,5 @@ def launch(config: EngineConfig, folder: Path, eos_ids: Sequence[int] | None = N
     )
     core = EngineCore(scheduler, cache, built.runner, is_async=options.async_scheduling)
     num_cache_tokens = built.num_blocks * built.block_tokens
-    client = EngineClient(core, built.grammars, options.max_queue)
+    client = EngineClient(core, built.grammars, max_queue=options.max_queue)
     return Engine(client, built.max_model_len, built.vocab_size, num_cache_tokens)

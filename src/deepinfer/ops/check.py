@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from deepinfer.messages import OpCheck
 from deepinfer.ops.batch import TokenBatch
 from deepinfer.ops.clock import GROUP_OF
-from deepinfer.ops.table import OP_NAMES, WHOLE_LAYERS, Ops, build
+from deepinfer.ops.table import Ops, one_by_one
 from deepinfer.ops.values import Mix
 
 # Arguments by name; what is not here (prepared weights, a number of columns) is the same for all parts.
@@ -87,7 +87,7 @@ class OpChecker:
 
     def around(self, ops: Ops) -> Ops:
         """The same ops, each of them checked, layers as calls of single ops."""
-        checked = build({"checked": {name: getattr(ops, name) for name in OP_NAMES if name not in WHOLE_LAYERS}})
+        checked = one_by_one(ops)
         for name in GROUP_OF:
             setattr(checked, name, self._checked(name, ops.origin[name], getattr(ops, name)))
         checked.checker = self

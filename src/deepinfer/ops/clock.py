@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from deepinfer.ops.table import OP_NAMES, WHOLE_LAYERS, Ops, build
+from deepinfer.ops.table import Ops, one_by_one
 
 GROUPS = {
     "embedding": ("embed",),
@@ -34,7 +34,7 @@ class OpClock:
 
     def around(self, ops: Ops) -> Ops:
         """The same ops behind the clock, layers as calls of single ops."""
-        timed = build({"timed": {name: getattr(ops, name) for name in OP_NAMES if name not in WHOLE_LAYERS}})
+        timed = one_by_one(ops)
         for name, group in GROUP_OF.items():
             setattr(timed, name, self._timed(group, getattr(timed, name)))
         timed.clock = self

@@ -339,6 +339,11 @@ def build(layers: Mapping[str, Mapping[str, Callable[..., Any]]]) -> Ops:
     return ops
 
 
+def one_by_one(ops: Ops) -> Ops:
+    """A table of the same ops in which layers are calls of the others, whatever the backend has for them."""
+    return build({"single": {name: getattr(ops, name) for name in OP_NAMES if name not in WHOLE_LAYERS}})
+
+
 def _composed(ops: Ops) -> dict[str, Callable[..., Any]]:
     """Layers as calls of the table's other ops."""
 

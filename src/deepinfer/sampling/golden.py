@@ -27,11 +27,12 @@ class Golden:
         """Tokens [rows] int64: the given one where the row's answer has one at its place."""
         if not self._tokens:
             return token_ids
-        rows, forced = [], []
-        for row, (slot, place) in enumerate(zip(params.slots.tolist(), params.num_generated.tolist(), strict=True)):
-            if slot in self._tokens and place < len(self._tokens[slot]):
+        rows, forced, places = [], [], params.num_generated
+        for row in np.flatnonzero(np.isin(params.slots, list(self._tokens))).tolist():
+            tokens, place = self._tokens[int(params.slots[row])], int(places[row])
+            if place < len(tokens):
                 rows.append(row)
-                forced.append(int(self._tokens[slot][place]))
+                forced.append(int(tokens[place]))
         if not rows:
             return token_ids
         return token_ids.index_copy(0, *(torch.tensor(part, device=token_ids.device) for part in (rows, forced)))

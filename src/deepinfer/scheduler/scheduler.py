@@ -225,8 +225,7 @@ class Scheduler:
         return slots[state.is_active[slots]]
 
     def _preempt(self, slot: int) -> None:
-        request = self._occupants[slot]
-        assert request is not None, f"slot {slot} is preempted but empty"
+        request = self._occupant(slot)
         self._state.is_active[slot] = False
         self._cache.release_blocks(slot)
         if request in self._prefilling:
@@ -435,7 +434,7 @@ class Scheduler:
 
     def _occupant(self, slot: int) -> Request:
         request = self._occupants[slot]
-        assert request is not None, f"slot {slot} has a result but no request"
+        assert request is not None, f"slot {slot} is empty"
         return request
 
     def _end(

@@ -61,27 +61,23 @@ class _Rules:
 
     def can_end(self, number: int, known: set[int]) -> bool:
         """Whether some text matches the expression, given the rules that some text matches."""
-        kind, _, *data = self._expression(number)
-        if kind == RULE:
-            return data[0] in known
-        if kind == REPEAT:
-            return data[1] == 0 or data[0] in known
-        if kind == SEQUENCE:
-            return all(self.can_end(part, known) for part in data)
-        return kind != CHOICES or any(self.can_end(part, known) for part in data)
+        return self._holds(number, known, lambda expression: True)
 
     def is_empty(self, number: int, known: set[int]) -> bool:
         """Whether the empty text matches, given the rules that it matches."""
-        kind, length, *data = self._expression(number)
+        return self._holds(number, known, _matches_nothing)
+
+    def _holds(self, number: int, known: set[int], holds: Callable[[list[int]], bool]) -> bool:
+        """A property that sequences have if all their parts do, choices if one does, and others by `holds`."""
+        expression = self._expression(number)
+        kind, _, *data = expression
         if kind == RULE:
             return data[0] in known
         if kind == REPEAT:
             return data[1] == 0 or data[0] in known
-        if kind == SEQUENCE:
-            return all(self.is_empty(part, known) for part in data)
-        if kind == CHOICES:
-            return any(self.is_empty(part, known) for part in data)
-        return kind in (EMPTY, CLASS_STAR) or (kind == BYTES and length == 0)
+        if kind in (SEQUENCE, CHOICES):
+            return (all if kind == SEQUENCE else any)(self._holds(part, known, holds) for part in data)
+        return holds(expression)
 
     def left_recursive(self) -> str | None:
         """The name of a rule that can begin with itself."""
@@ -117,3 +113,9 @@ class _Rules:
                 yield from self._first_rules(part, empty)
                 if not self.is_empty(part, empty):
                     return
+
+
+def _matches_nothing(expression: list[int]) -> bool:
+    """Whether an expression without parts matches the empty text."""
+    kind, length = expression[:2]
+    return kind in (EMPTY, CLASS_STAR) or (kind == BYTES and length == 0)

@@ -116,8 +116,8 @@ def test_groups_of_rows_are_matrices_of_their_own(number_format):
 
 def test_float32_numbers_that_are_bf16_are_kept_as_bf16():
     values = torch.randn(16, 32, generator=random())
-    assert prepare_matrix(Weight(values)).values.dtype == torch.float32
-    assert prepare_matrix(Weight(values.bfloat16().float())).values.dtype == torch.bfloat16
+    assert prepare_matrix(Weight(values)).memory[0].dtype == torch.float32
+    assert prepare_matrix(Weight(values.bfloat16().float())).memory[0].dtype == torch.bfloat16
 
 
 def test_large_numbers_overflow_to_infinity_and_nan_stays_nan():

@@ -18,7 +18,7 @@ from deepinfer.ops.weights import Weight
 PANEL, BLOCK, TILE = 16, 32, 32
 ROUNDS_INPUTS = True  # tests turn it off to compare whole models sharply
 FLOAT32, BFLOAT16, E4M3, E2M1 = range(4)
-GROUPS = {FLOAT32: 1, BFLOAT16: 2, E4M3: 4, E2M1: 4}  # columns that lie together
+GROUPS = {FLOAT32: 1, BFLOAT16: 2, E4M3: 4}  # columns that lie together
 E2M1_ROWS = [0, 1, 2, 3, 8, 9, 10, 11, 4, 5, 6, 7, 12, 13, 14, 15]
 
 
@@ -39,13 +39,11 @@ class MatrixStruct(ctypes.Structure):
 class Matrix:
     """One matrix [rows, columns], or a stack of equal ones.
 
-    values: packed panels with the matrix as first dimension. exponents: bytes per matrix, panel, block of 32
-    columns and row, or None. structs: an array of MatrixStruct, one per matrix, which points into both.
-    address: of the first struct; native functions take it as `const Matrix*`.
+    memory: what the structs point into, packed panels and exponents. structs: an array of MatrixStruct, one per
+    matrix. address: of the first struct; native functions take it as `const Matrix*`.
     """
 
-    values: Tensor
-    exponents: Tensor | None
+    memory: tuple[Tensor, ...]
     structs: ctypes.Array[MatrixStruct]
     address: int
     rows: int
@@ -60,24 +58,27 @@ def prepare_matrix(*weights: Weight, rounds: bool = False) -> Matrix:
     formats = {_format(weight) for weight in weights}
     require(len(formats) == 1, "matrices that share their input must all be stored in the same format")
     number_format = formats.pop()
-    values = torch.cat([_stacked(_codes(weight, number_format)) for weight in weights], dim=1)  # [stack, rows, columns]
-    stack, rows, columns = values.shape
+    parts = [_stacked(weight) for weight in weights]
+    stack, columns = len(parts[0].value), parts[0].value.shape[2] * (2 if number_format == E2M1 else 1)
+    rows = sum(part.value.shape[1] for part in parts)
     rounds = rounds and ROUNDS_INPUTS and number_format in (E4M3, E2M1)
     require(
         not rounds or columns % BLOCK == 0, f"a product that rounds its input has {columns} columns, no whole blocks"
     )
-    packed = weights_arena().place(_packed(_panels(F.pad(values, (0, -columns % BLOCK))), number_format))
-    exponents = None
-    if number_format in (E4M3, E2M1):
-        scales = torch.cat([_stacked(_exponents(weight, columns)) for weight in weights], dim=1)
-        exponents = weights_arena().place(_panels(scales).transpose(2, 3))
-    array = (MatrixStruct * stack)()
-    for number, struct in enumerate(array):
-        struct.values = packed[number].data_ptr()
-        struct.exponents = exponents[number].data_ptr() if exponents is not None else None
+    array, memory = (MatrixStruct * stack)(), []
+    for number, struct in enumerate(array):  # one by one, so that a whole stack is never there three times
+        each = [Weight(part.value[number], None if part.scale is None else part.scale[number]) for part in parts]
+        values = torch.cat([_codes(one, number_format) for one in each])
+        padding = -columns % BLOCK // (2 if number_format == E2M1 else 1)
+        memory.append(weights_arena().place(_packed(_panels(F.pad(values, (0, padding))), number_format)))
+        struct.values = memory[-1].data_ptr()
+        if number_format in (E4M3, E2M1):
+            scales = torch.cat([_exponents(one, columns) for one in each])
+            memory.append(weights_arena().place(_panels(scales).transpose(1, 2)))
+            struct.exponents = memory[-1].data_ptr()
         struct.rows, struct.columns, struct.format = rows, columns, number_format
         struct.rounds = rounds
-    return Matrix(packed, exponents, array, ctypes.addressof(array), rows, columns)
+    return Matrix(tuple(memory), array, ctypes.addressof(array), rows, columns)
 
 
 def prepare_groups(weight: Weight, num_groups: int) -> Matrix:
@@ -107,21 +108,18 @@ def _format(weight: Weight) -> int:
 
 
 def _codes(weight: Weight, number_format: int) -> Tensor:
-    """[(stack,) rows, columns]: numbers, or one byte per code."""
-    if number_format == E4M3:
+    """[rows, columns]: numbers or bytes; E2M1 [rows, columns / 2] bytes, the even column in the low nibble."""
+    if number_format in (E4M3, E2M1):
         return weight.value.view(torch.uint8)
-    if number_format == E2M1:
-        pairs = weight.value.view(torch.uint8)
-        return torch.stack([pairs & 15, pairs >> 4], dim=-1).flatten(-2)
     return weight.value.to(torch.bfloat16 if number_format == BFLOAT16 else torch.float32)
 
 
 def _exponents(weight: Weight, columns: int) -> Tensor:
-    """[(stack,) rows, blocks] uint8."""
+    """[rows, blocks] uint8."""
     assert weight.scale is not None
-    rows, blocks = weight.value.shape[-2], -(-columns // BLOCK)
+    rows, blocks = weight.value.shape[0], -(-columns // BLOCK)
     scale = _row_scales(weight.scale.view(torch.uint8), rows)
-    require(scale.shape[-2:] == (rows, blocks), f"scales {list(weight.scale.shape)} do not fit {rows} x {columns}")
+    require(scale.shape == (rows, blocks), f"scales {list(weight.scale.shape)} do not fit {rows} x {columns}")
     return scale
 
 
@@ -130,20 +128,24 @@ def _row_scales(scale: Tensor, rows: int) -> Tensor:
     return scale if scale.shape[-2] == rows else scale.repeat_interleave(TILE, dim=-2)[..., :rows, :]
 
 
-def _stacked(values: Tensor) -> Tensor:
-    return values if values.ndim == 3 else values.unsqueeze(0)
+def _stacked(weight: Weight) -> Weight:
+    """The weight with a stack dimension."""
+    if weight.value.ndim == 3:
+        return weight
+    return Weight(weight.value.unsqueeze(0), None if weight.scale is None else weight.scale.unsqueeze(0))
 
 
 def _panels(values: Tensor) -> Tensor:
-    """[stack, rows, n] -> [stack, panels, 16, n], rows padded with zeros."""
-    panels: Tensor = F.pad(values, (0, 0, 0, -values.shape[1] % PANEL)).unflatten(1, (-1, PANEL))
+    """[rows, n] -> [panels, 16, n], rows padded with zeros."""
+    panels: Tensor = F.pad(values, (0, 0, 0, -values.shape[0] % PANEL)).unflatten(0, (-1, PANEL))
     return panels
 
 
 def _packed(panels: Tensor, number_format: int) -> Tensor:
-    """[stack, panels, 16, columns] -> the same matrices in the order of native/gemm.h."""
-    groups: Tensor = panels.unflatten(-1, (-1, GROUPS[number_format])).transpose(2, 3)  # [stack, panels, groups, 16, n]
+    """[panels, 16, columns] -> the same matrix in the order of native/gemm.h."""
     if number_format == E2M1:
-        groups = groups[..., E2M1_ROWS, :]
-        groups = groups[..., :2] | groups[..., 2:] << 4
+        first, second = panels.unflatten(-1, (-1, 2)).unbind(-1)  # columns 0, 1 and 2, 3 of each group
+        even, odd = (first & 15) | (second << 4), (first >> 4) | (second & 0xF0)
+        return torch.stack([even, odd], dim=-1)[:, E2M1_ROWS].transpose(1, 2)  # [panels, groups, 16, 2]
+    groups: Tensor = panels.unflatten(-1, (-1, GROUPS[number_format])).transpose(1, 2)  # [panels, groups, 16, n]
     return groups
