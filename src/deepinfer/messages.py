@@ -18,6 +18,7 @@ from deepinfer.sampling.params import SamplingParams
 from deepinfer.structured.grammar import CompiledGrammar
 
 Int32 = NDArray[np.int32]
+Int64 = NDArray[np.int64]
 Bool = NDArray[np.bool_]
 Float32 = NDArray[np.float32]
 TokenSequences = tuple[tuple[int, ...], ...]
@@ -66,14 +67,24 @@ class SlotSetup:
     bad_word_ids: TokenSequences = ()
     grammar: CompiledGrammar | None = None
 
+    @property
+    def limit(self) -> int:
+        """Positions computed at most: all but that of the last token of the longest answer."""
+        assert self.params.max_tokens is not None, "max_tokens is filled in by the frontend"
+        return self.num_prompt + self.params.max_tokens - 1
+
 
 @dataclass(slots=True)
 class StepPlan:
     """One step. Row r computes positions starts[r] .. starts[r] + counts[r] - 1 of slots[r].
 
     is_prefill: the row's tokens are the next counts[r] entries of `host_tokens`; the tokens of
-        the other rows are read on the device, from the slot's token ring.
-    samples: the row's last token is the newest known one, so its logits give the next token.
+        the other rows are read on the device, from the slot's token ring. Such a decode row is the
+        newest token and up to counts[r] - 1 drafts that are to be checked. How many drafts of the steps in
+        flight will be accepted is not known here: starts[r] is the least it can be, and the device,
+        which knows, moves the row on (`speculate/progress.py`).
+    samples: the row's last token is the newest known one, so its logits give the next token; those
+        of a decode row's drafts give the tokens after them.
     wants_logits: return the logits of all of the row's tokens.
     decoder_starts: position from which the request's tokens pass the decoder half; 0 = all.
     logprob_rows: rows of which the first logprob_counts tokens give log-probabilities of prompt tokens;
@@ -140,10 +151,32 @@ class OpCheck:
     first_difference: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class DraftCounts:
+    """What became of drafts since the engine started, by their place after the newest token: each [drafts] int64.
+
+    calibration_error: mean distance between the probability that a draft is accepted as it was estimated and
+        what was seen, over the checked drafts.
+    """
+
+    proposed: Int64
+    checked: Int64
+    accepted: Int64
+    num_rows: int  # rows that had drafts to check
+    calibration_error: float
+
+    @property
+    def mean_accepted(self) -> float:
+        """Accepted drafts a row."""
+        return float(self.accepted.sum()) / max(1, self.num_rows)
+
+
 @dataclass(slots=True)
 class StepResult:
-    """What one step gave; line i belongs to the i-th row with `samples`.
+    """What one step gave; lines are the tokens of the plan's first row with `samples`, of its second, and so on.
 
+    num_tokens: of each such row: 1, one more for each accepted draft, or 0 for a row planned past its request's
+        limit; None = 1 each. num_checked: drafts that each such row checked; None = no drafts.
     has_choice: False where the request's own parameters exclude every token; None = nowhere.
     prompt_logprobs: one line for each of the plan's `logprob_targets`.
     errors: why a line has no token, where it is not the logits; `is_finite` is False there too.
@@ -160,6 +193,9 @@ class StepResult:
     op_seconds: dict[str, float] = field(default_factory=dict)  # by kind of op, if they are timed
     op_checks: dict[str, OpCheck] = field(default_factory=dict)  # by op, if they are checked
     errors: dict[int, str] = field(default_factory=dict)
+    num_tokens: Int32 | None = None  # [sampling rows], n in all
+    num_checked: Int32 | None = None  # [sampling rows]
+    drafts: DraftCounts | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +217,8 @@ class Finished:
     times: RequestTimes
     num_cached_tokens: int = 0
     num_preemptions: int = 0
+    num_checked_drafts: int = 0
+    num_accepted_drafts: int = 0
     stop_token: int | None = None  # the end-of-sequence or stop token that ended it
     error: str | None = None
 

@@ -23,5 +23,5 @@ def test_a_full_step_gives_no_chunk():
 
 
 def test_more_decode_rows_than_tokens_are_caught():
-    with pytest.raises(AssertionError, match="5 decode rows but 4 tokens"):
+    with pytest.raises(AssertionError, match="5 tokens but the step 4"):
         StepBudget(4, 4).take_decode(5)

@@ -42,21 +42,28 @@ def test_stop_tokens_of_an_earlier_occupant_are_forgotten():
     assert ended == [4, 7]
 
 
-def test_decoding_lists_active_slots_between_prefill_end_and_limit():
-    state = occupied(*[(params(), 0)] * 5)
-    state.num_computed[1:] = [3, 4, 5, 6, 5]
+def test_decoding_lists_active_slots_whose_prefill_has_ended_and_that_may_be_below_their_limit():
+    state = occupied(*[(params(), 0)] * 5)  # limit 6
+    state.num_computed[1] = 3
+    for slot, rows in ((2, [1]), (3, [1, 3]), (4, [1, 1, 1]), (5, [1])):
+        for count in rows:
+            state.plan_row(int32(slot), int32(count))
     state.is_active[5] = False
-    assert state.decoding().tolist() == [2, 3]
+    assert state.num_computed[1:].tolist() == [3, 4, 6, 6, 4]
+    assert state.decoding().tolist() == [2, 3]  # slot 3 begins at 5 if its drafts are refused; slot 4 at 6
     assert state.decoding().dtype == np.int32
 
 
-def test_in_flight_counts_planned_tokens_that_are_not_known():
-    state = occupied((params(), 0))
-    counts = []
-    for computed, known in [(0, 4), (3, 4), (4, 4), (5, 4), (5, 5), (5, 6)]:
-        state.num_computed[1], state.num_known[1] = computed, known
-        counts.append(state.in_flight(1))
-    assert counts == [0, 0, 1, 2, 1, 0]
+def test_rows_move_the_bounds_of_where_the_next_one_begins():
+    state = occupied((params(), 0))  # 4 known tokens, limit 6
+    seen = []
+    for plan, count, given in [(True, 1, 0), (True, 2, 0), (False, 1, 1), (True, 2, 0), (False, 2, 1), (False, 2, 1)]:
+        if plan:
+            state.plan_row(int32(1), int32(count))
+        else:
+            state.take_row(int32(1), int32(count), int32(given))
+        seen.append((int(state.first_starts[1]), int(state.num_computed[1]), state.in_flight(1)))
+    assert seen == [(4, 4, 1), (5, 6, 2), (5, 6, 1), (6, 6, 2), (6, 6, 1), (6, 6, 0)]
 
 
 def test_best_first_orders_by_priority_then_computed_then_admission():

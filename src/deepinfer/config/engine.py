@@ -21,6 +21,7 @@ MAX_THREADS = 1024
 MAX_BYTES = 2**63 - 1
 LoadFormat = Literal["auto", "dummy"]
 ReplayMode = Literal["full", "bounded"]
+DraftAcceptance = Literal["coupled", "rejection"]
 
 
 def option(default: Any, help_text: str, *, variable: str | None = None) -> Any:
@@ -135,18 +136,23 @@ class SchedulerOptions:
 class SpeculateOptions:
     """Speculative decoding."""
 
-    num_draft_tokens: int = option(0, "drafted tokens per step; 0 = none", variable="DEEPINFER_USE_NEXTN_DECODE")
+    num_draft_tokens: int | None = option(
+        None, "tokens drafted per request and step, 0 = none; as many as the checkpoint's draft head makes when not given",
+        variable="DEEPINFER_USE_NEXTN_DECODE",
+    )  # fmt: skip
     draft_scheduling: bool = option(
-        False, "choose the number of drafts per step by confidence", variable="DEEPINFER_ENABLE_MTP_VARLEN"
-    )
+        True, "check only drafts that are worth their time, by confidence and measured step times; false: all of them",
+        variable="DEEPINFER_ENABLE_MTP_VARLEN",
+    )  # fmt: skip
+    draft_acceptance: DraftAcceptance = option(
+        "coupled", "coupled: a draft is kept if it equals what would be drawn without it, so texts do not depend on "
+        "drafts; rejection: kept by the ratio of probabilities, which changes texts but not their distribution",
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         _at_least(self, "num_draft_tokens", 0)
         _true_or_false(self, "draft_scheduling")
-        if self.num_draft_tokens != 0:
-            raise ConfigError(f"num_draft_tokens is {self.num_draft_tokens}, but drafting is not there yet; leave it 0")
-        if self.draft_scheduling:
-            raise ConfigError("draft_scheduling is true, but drafting is not there yet; leave it false")
+        _one_of(self, "draft_acceptance", ("coupled", "rejection"))
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import numpy as np
 from deepinfer.cache.manager import CacheManager
 from deepinfer.engine.device_thread import DeviceThread, Executor
 from deepinfer.engine.stats import EngineStats
-from deepinfer.messages import FinishReason, GenerateRequest, OpCheck, StepOutput, StepResult
+from deepinfer.messages import DraftCounts, FinishReason, GenerateRequest, OpCheck, StepOutput, StepResult
 from deepinfer.scheduler.scheduler import Scheduler
 
 
@@ -35,6 +35,7 @@ class EngineCore:
         self._device_seconds = 0.0
         self._op_seconds: dict[str, float] = {}
         self._op_checks: dict[str, OpCheck] = {}
+        self._drafts: DraftCounts | None = None
         self._has_ended = False  # a request was ended from outside and its end not handed out
         self._device = DeviceThread(executor)
 
@@ -77,7 +78,7 @@ class EngineCore:
                 self._device_seconds += result.seconds
                 for kind, seconds in result.op_seconds.items():
                     self._op_seconds[kind] = self._op_seconds.get(kind, 0.0) + seconds
-                self._op_checks = result.op_checks
+                self._op_checks, self._drafts = result.op_checks, result.drafts
                 return output
             return StepOutput([], np.zeros(0, dtype=np.int32), finished=self.scheduler.take_finished())
 
@@ -98,6 +99,7 @@ class EngineCore:
                 block_tokens=self._cache.block_tokens,
                 num_blocks=self._cache.num_blocks,
                 num_free_blocks=self._cache.num_free_blocks,
+                drafts=self._drafts,
             )
 
     def close(self) -> None:

@@ -40,6 +40,7 @@ def launch(config: EngineConfig, folder: Path, eos_ids: Sequence[int] | None = N
         vocab_size=built.vocab_size,
         decoder_replay=config.model.decoder_replay,
         replay_keep_tokens=config.model.replay_keep_tokens,
+        num_drafts=built.num_drafts,
     )
     core = EngineCore(scheduler, cache, built.runner, is_async=options.async_scheduling)
     num_cache_tokens = built.num_blocks * built.block_tokens

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from deepinfer.messages import OpCheck
+from deepinfer.messages import DraftCounts, OpCheck
 
 
 @dataclass(frozen=True)
@@ -16,6 +16,7 @@ class EngineStats:
     num_not_finite: requests that ended because the model's logits were NaN or infinite.
     device_seconds: time in which the device side worked on steps.
     op_seconds: the part of it in each kind of op; empty unless `time_ops` is set.
+    drafts: what became of drafted tokens; None without drafting.
     op_checks: whether each op is batch-invariant, as far as steps have shown; empty unless `check_ops` is set.
     block_tokens: tokens of one request that a cache block is for.
     """
@@ -33,3 +34,4 @@ class EngineStats:
     block_tokens: int
     num_blocks: int
     num_free_blocks: int
+    drafts: DraftCounts | None = None

@@ -63,6 +63,7 @@ class RequestOutput:
     prompt_logprobs: one per token of the prompt, None for its first one; the same in no answer but
         the first.
     num_generated_tokens: what the engine produced for the answer, tokens that were cut included.
+    num_checked_drafts, num_accepted_drafts: drafted tokens that were checked for it, and those that it kept.
     queue_seconds, first_token_seconds, total_seconds: from arrival until the request was first
         scheduled, had its first token, was finished; None where it never got that far.
     """
@@ -79,6 +80,8 @@ class RequestOutput:
     more: Sequence[Self] = ()
     num_cached_tokens: int = 0
     num_generated_tokens: int = 0
+    num_checked_drafts: int = 0
+    num_accepted_drafts: int = 0
     queue_seconds: float | None = None
     first_token_seconds: float | None = None
     total_seconds: float | None = None

@@ -154,6 +154,8 @@ class RequestStream:
             error=error,
             num_cached_tokens=self._finished.num_cached_tokens,
             num_generated_tokens=len(self._token_ids),
+            num_checked_drafts=self._finished.num_checked_drafts,
+            num_accepted_drafts=self._finished.num_accepted_drafts,
             queue_seconds=None if times.scheduled is None else times.scheduled - times.arrival,
             first_token_seconds=None if times.first_token is None else times.first_token - times.arrival,
             total_seconds=times.finished - times.arrival,

@@ -30,6 +30,8 @@ class TokenBatch:
         (0, or where a bounded replay began).
     block_tokens: tokens per block.
     max_position: host-side bound, the largest position in the batch, -1 when it is empty.
+    is_block: each row is a block of drafts. Its tokens see the whole row and the last window positions
+        before its start; their own window vectors are not kept.
     derived: what ops worked out from the fields above, see `once`.
     """
 
@@ -42,6 +44,7 @@ class TokenBatch:
     window_starts: Tensor
     block_tokens: int
     max_position: int
+    is_block: bool = False
     derived: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
@@ -70,6 +73,7 @@ class ForwardBatch:
     is_image: [tokens] bool, or None when all are text.
     decoder_tokens: [decoder tokens] int64, indices into tokens; None = all of them.
     logit_tokens: [n] int64, indices into the decoder's tokens whose logits are wanted; None = all in order.
+    feeds_draft: the decoder's tokens leave what the draft head reads of them.
     """
 
     tokens: Tensor
@@ -78,6 +82,7 @@ class ForwardBatch:
     decoder: TokenBatch
     decoder_tokens: Tensor | None
     logit_tokens: Tensor | None
+    feeds_draft: bool = False
 
 
 class Hidden(NamedTuple):

@@ -28,7 +28,7 @@ from deepinfer.ops.values import Mix
 OF_TOKENS = {
     "tokens", "is_image", "positions", "streams", "pre", "x", "output", "mix", "low_rank", "q", "window_rows",
     "entries", "candidates", "attended", "chosen", "share", "routed", "rows", "token_ids", "slots", "logits",
-    "temperature", "seeds",
+    "temperature", "seeds", "taps", "previous",
 }  # fmt: skip
 PADDED = {"entries", "candidates"}  # [tokens, n] ids, -1 behind the last; a part alone would have fewer columns
 WRITTEN = {
@@ -75,6 +75,7 @@ class Part:
             window_starts=batch.window_starts[row].clone(),
             block_tokens=batch.block_tokens,
             max_position=last,
+            is_block=batch.is_block,
         )
 
 

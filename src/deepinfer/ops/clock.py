@@ -15,10 +15,11 @@ GROUPS = {
     "embedding": ("embed",),
     "n-grams and engram": ("ngram_rows", "engram"),
     "hyper-connections": ("hyper_enter", "hyper_leave"),
-    "attention": ("attention_inputs", "attend", "store_window", "project_out"),
+    "attention": ("attention_inputs", "main_rows", "attend", "store_window", "project_out"),
     "compressed entries": ("compress", "select"),
     "experts": ("route", "experts", "shared_expert"),
     "head": ("head",),
+    "draft head": ("tap", "draft_main", "draft_head", "draft_next"),
     "sampling": ("best_tokens", "draw"),
     "tokens and tables": ("store_tokens", "read_tokens", "write_tokens", "read_table"),
 }

@@ -23,13 +23,15 @@ if TYPE_CHECKING:
 class LayerParts:
     """What the prepare ops made of one layer's weights, None for parts that it lacks.
 
-    engram_place: which of the step's n-gram rows are its own. reads_entries: it attends to
+    engram_place: which of the step's n-gram rows are its own. tap_place: where the draft head finds this
+    layer's input, None = it does not look. reads_entries: it attends to
     compressed entries besides its window. keeps_candidates, uses_candidates: its selection sets the
     candidate blocks of the layers after it, or is bound to those set before.
     """
 
     engram: Any
     engram_place: int
+    tap_place: int | None
     attention_hyper: Any
     attention: Any
     compressor: Any
@@ -72,11 +74,15 @@ class LayerState:
 
 @dataclass(frozen=True)
 class LayerInputs:
-    """What all layers read: the batch, n-gram rows [engram layers, T, columns], is_image [T]; None = no such thing."""
+    """What all layers read: the batch, n-gram rows [engram layers, T, columns], is_image [T]; None = no such thing.
+
+    taps: [T, taps, H] float32, written by the layers that the draft head looks at; None = it wants nothing.
+    """
 
     batch: TokenBatch
     ngram_rows: Tensor | None
     is_image: Tensor | None
+    taps: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -102,6 +108,8 @@ def enter_layer(ops: Ops, layer: BoundLayer, state: LayerState, inputs: LayerInp
     if parts.engram is not None:
         assert inputs.ngram_rows is not None
         streams = ops.engram(streams, inputs.ngram_rows[parts.engram_place], inputs.is_image, parts.engram)
+    if parts.tap_place is not None and inputs.taps is not None:
+        inputs.taps[:, parts.tap_place] = ops.tap(streams)
     x, mix = ops.hyper_enter(streams, state.pre, parts.attention_hyper)
     if parts.compressor is not None:
         assert caches.pages is not None and caches.index_pages is not None
@@ -125,16 +133,19 @@ def keep_tokens(
     entered: Entered, inputs: LayerInputs, kept: Tensor | None, batch: TokenBatch
 ) -> tuple[Entered, LayerInputs]:
     """A layer's step and its inputs for the tokens `kept` [n] int64 alone, None = all; `batch` describes those."""
-    mix, selection, rows, is_image = entered.mix, entered.selection, inputs.ngram_rows, inputs.is_image
+    mix, selection, rows, is_image, taps = (
+        entered.mix, entered.selection, inputs.ngram_rows, inputs.is_image, inputs.taps,
+    )  # fmt: skip
     if kept is None:
-        return entered, LayerInputs(batch, rows, is_image)
+        return entered, LayerInputs(batch, rows, is_image, taps)
     if selection is not None:
         candidates = selection.candidates
         selection = Selection(selection.entries[kept], None if candidates is None else candidates[kept])
     mix = Mix(mix.pre[kept], mix.post[kept], mix.comb[kept])
     rows = None if rows is None else rows[:, kept]
     is_image = None if is_image is None else is_image[kept]
-    return Entered(entered.streams[kept], entered.x[kept], mix, selection), LayerInputs(batch, rows, is_image)
+    taps = None if taps is None else taps[kept]
+    return Entered(entered.streams[kept], entered.x[kept], mix, selection), LayerInputs(batch, rows, is_image, taps)
 
 
 def _attention(ops: Ops, layer: BoundLayer, entered: Entered, batch: TokenBatch) -> tuple[Tensor, Selection | None]:
@@ -151,5 +162,6 @@ def _attention(ops: Ops, layer: BoundLayer, entered: Entered, batch: TokenBatch)
     entries = selection.entries if selection is not None and parts.reads_entries else None
     pages = caches.pages if entries is not None else None
     attended = ops.attend(q, window_rows, batch, caches.window, pages, entries, parts.attention)
-    ops.store_window(window_rows, batch, caches.window)
+    if not batch.is_block:
+        ops.store_window(window_rows, batch, caches.window)
     return ops.project_out(attended, parts.attention), selection

@@ -28,6 +28,7 @@ from deepinfer.ops.values import Selection as Selection
 from deepinfer.ops.weights import (
     AttentionWeights,
     CompressorWeights,
+    DraftWeights,
     EngramWeights,
     ExpertWeights,
     HeadWeights,
@@ -118,11 +119,16 @@ class Ops:
 
         q [T, h, D]; window_rows [T, bytes] of this step's tokens. ring [slots, length, bytes]
         uint8: position p of a request lies at p % length and is read for positions before the
-        row's start only. A token at p sees positions max(p - window + 1, window_starts) .. p.
+        row's start only. A token at p sees positions max(p - window + 1, window_starts) .. p; in a
+        batch of blocks (`is_block`) each sees max(row start - window, window_starts) .. the row's end.
         pages [blocks, entries per block, bytes] uint8 (e2m1 codes, low nibble first, then one e4m3
         scale per 16) and entries [T, n] (`Selection.entries`), both None in a window-only layer.
         Returns [T, h, D], the last rope dimensions rotated back by the query's position.
         """
+        raise NotImplementedError
+
+    def main_rows(self, x: Tensor, positions: Tensor, attention: Prepared) -> Tensor:
+        """The packed window rows of `attention_inputs` alone: [T, bytes] uint8."""
         raise NotImplementedError
 
     def store_window(self, window_rows: Tensor, batch: TokenBatch, ring: Tensor) -> None:
@@ -234,6 +240,32 @@ class Ops:
         """streams + gate * value: [T, m, H]; rows [T, columns] of this layer; image tokens pass unchanged."""
         raise NotImplementedError
 
+    # -- drafts
+
+    def tap(self, streams: Tensor) -> Tensor:
+        """Mean over the streams [T, m, H] of a layer's input: [T, H], what the draft head sees of the layer."""
+        raise NotImplementedError
+
+    def prepare_draft(self, draft: DraftWeights, head: Prepared) -> Prepared:
+        """Pack the draft head; the output matrix is that of `head`, which `prepare_head` gave."""
+        raise NotImplementedError
+
+    def draft_main(self, taps: Tensor, draft: Prepared) -> Tensor:
+        """Main vectors norm(main_proj(concat of taps)): [T, taps, H] float32 -> [T, H]."""
+        raise NotImplementedError
+
+    def draft_head(self, streams: Tensor, pre: Tensor, draft: Prepared) -> tuple[Tensor, Tensor]:
+        """Collapsed streams x [T, H] of the last draft block, and the logits head(norm(x)) [T, V] float32."""
+        raise NotImplementedError
+
+    def draft_next(self, logits: Tensor, x: Tensor, previous: Tensor, draft: Prepared) -> tuple[Tensor, Tensor]:
+        """What the token before a draft adds: logits + markov_head(markov_embed(previous)) [n, V] float32, and
+        the confidence [n] float32 before its sigmoid, of x [n, H] and that embedding.
+
+        previous [n] int64.
+        """
+        raise NotImplementedError
+
     # -- whole layers
 
     def prepare_layers(self, layers: Sequence[BoundLayer]) -> Prepared:
@@ -287,7 +319,7 @@ PAIRS: Mapping[str, tuple[str, ...]] = {
     "prepare_embedding": ("embed",),
     "prepare_head": ("head",),
     "prepare_hyper": ("hyper_enter",),
-    "prepare_attention": ("attention_inputs", "attend", "project_out"),
+    "prepare_attention": ("attention_inputs", "main_rows", "attend", "project_out"),
     "prepare_compressor": ("compress",),
     "prepare_indexer": ("select",),
     "prepare_router": ("route",),
@@ -295,13 +327,14 @@ PAIRS: Mapping[str, tuple[str, ...]] = {
     "prepare_shared_expert": ("shared_expert",),
     "prepare_ngrams": ("ngram_rows",),
     "prepare_engram": ("engram",),
+    "prepare_draft": ("draft_main", "draft_head", "draft_next", "prepare_head"),
     "prepare_layers": ("run_layers",),
 }
 OP_NAMES = tuple(name for name, value in vars(Ops).items() if inspect.isfunction(value) and not name.startswith("_"))
 WHOLE_LAYERS = ("prepare_layers", "run_layers")
 OUTSIDE_LAYERS = (
     "embed", "head", "ngram_rows", "store_tokens", "read_tokens", "write_tokens", "read_table",
-    "best_tokens", "draw", *WHOLE_LAYERS,
+    "best_tokens", "draw", "main_rows", "draft_main", "draft_head", "draft_next", *WHOLE_LAYERS,
 )  # fmt: skip
 
 

@@ -166,6 +166,18 @@ class EngramWeights:
 
 
 @dataclass(frozen=True)
+class DraftWeights:
+    """What the draft head has besides its blocks, see `Ops.draft_main`, `Ops.draft_head`, `Ops.draft_next`."""
+
+    main_proj: Weight  # [hidden, taps * hidden]
+    main_norm: NormWeights
+    norm: NormWeights
+    markov_embed: Weight  # [vocab, rank] bf16
+    markov_head: Weight  # [vocab, rank] bf16
+    confidence: Weight  # [1, hidden + rank] bf16
+
+
+@dataclass(frozen=True)
 class HeadWeights:
     """Final norm and output head: weight [vocab, hidden] bf16, multiplied in float32."""
 

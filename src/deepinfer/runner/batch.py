@@ -29,8 +29,8 @@ class BatchBuilder:
         self.window = window  # positions that a token sees in its window
         self.count = np.arange(num_slots + 2, dtype=np.int32)
 
-    def build(self, plan: StepPlan) -> ForwardBatch:
-        """The forward pass of `plan`, after its block-table changes."""
+    def build(self, plan: StepPlan, *, feeds_draft: bool = False) -> ForwardBatch:
+        """The forward pass of `plan`, after its block-table changes. feeds_draft: see `ForwardBatch`."""
         self._apply_changes(plan)
         is_single = bool((plan.counts == 1).all())  # nothing but newest tokens
         offsets, rows, positions = self._places(plan, is_single)
@@ -49,10 +49,27 @@ class BatchBuilder:
         elif ((decoder_starts > 0) & (positions - decoder_starts < self.window - 1)).any():
             decoder = self._token_batch(plan, rows, positions, offsets, plan.starts, plan.decoder_starts)
         logit_tokens = None
-        is_plain = is_single and decoder_tokens is None and plan.samples.all()
+        is_plain = decoder_tokens is None and (plan.samples & (~plan.is_prefill | (plan.counts == 1))).all()
         if not is_plain or plan.wants_logits.any() or len(plan.logprob_rows):
             logit_tokens = self._int64(np.cumsum(is_decoder)[logit_positions(plan, offsets)] - 1)
-        return ForwardBatch(tokens, None, encoder, decoder, decoder_tokens, logit_tokens)
+        return ForwardBatch(tokens, None, encoder, decoder, decoder_tokens, logit_tokens, feeds_draft)
+
+    def block(self, slots: Int32, starts: Int32, decoder_starts: Int32, num_places: int) -> TokenBatch:
+        """A block of drafts for each of these slots [n]: places at positions starts, starts + 1, ..."""
+        count = np.arange(len(slots) + 1, dtype=np.int32)
+        positions = (starts[:, None] + np.arange(num_places, dtype=np.int32)).ravel()
+        return TokenBatch(
+            positions=self._int32(positions),
+            rows=self._int32(np.repeat(count[:-1], num_places)),
+            row_offsets=self._int32(count * num_places),
+            row_starts=self._int32(starts),
+            row_slots=self._int32(slots),
+            block_table=self.block_table[:1, :1].expand(len(slots), 1),
+            window_starts=self._int32(decoder_starts),
+            block_tokens=self.block_tokens,
+            max_position=int(positions.max()),
+            is_block=True,
+        )
 
     def store(self, token_ids: Tensor, slots: Int32, positions: Int32) -> None:
         """Leave new tokens [n] int64 where the next step looks for them."""
@@ -119,11 +136,17 @@ class BatchBuilder:
 def logit_positions(plan: StepPlan, offsets: NDArray[np.integer]) -> NDArray[np.int64]:
     """Indices of the step's tokens whose logits are wanted.
 
-    First the last token of every sampling row; then all tokens of the rows that want logits; then
+    First those of the step's `Lines`: the last token of sampling prefill rows, all of decode rows; then all tokens of the rows that want logits; then
     the tokens that score prompt tokens; each in row order.
     """
-    last = offsets[1:][plan.samples] - 1
+    last = offsets[1:] - 1
+    firsts = np.where(plan.is_prefill, last, offsets[:-1])[plan.samples]
+    if (firsts == last[plan.samples]).all():
+        drawn = firsts
+    else:
+        counts = last[plan.samples] - firsts + 1
+        drawn = np.arange(counts.sum()) + np.repeat(firsts - (np.cumsum(counts) - counts), counts)
     whole = [np.arange(offsets[row], offsets[row + 1]) for row in np.flatnonzero(plan.wants_logits)]
     starts = offsets[plan.logprob_rows]
     scored = [np.arange(start, start + count) for start, count in zip(starts, plan.logprob_counts, strict=True)]
-    return np.concatenate([last, *whole, *scored]).astype(np.int64)
+    return np.concatenate([drawn, *whole, *scored]).astype(np.int64)

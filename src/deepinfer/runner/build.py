@@ -6,10 +6,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from deepinfer import log
 from deepinfer.backends.null.runner import NullModel, NullRunner
-from deepinfer.backends.select import choose_device, load_ops
+from deepinfer.backends.select import choose_device, default_threads, load_ops
 from deepinfer.cache.groups import CacheLayout
 from deepinfer.cache.pools import CachePools
 from deepinfer.checkpoint import coverage
@@ -22,11 +23,22 @@ from deepinfer.model.registry import architecture_of, load_module
 from deepinfer.runner.batch import BatchBuilder
 from deepinfer.runner.memory import check_memory, count_blocks
 from deepinfer.runner.runner import Runner
+from deepinfer.runner.speculation import Speculation
 from deepinfer.sampling.sampler import Sampler
+from deepinfer.runner.step_costs import step_costs
+from deepinfer.speculate.policy import CheckAll, CheckWorthwhile, DraftPolicy
 from deepinfer.structured.rows import ConstrainedRows
 from deepinfer.structured.server import GrammarServer
 
 logger = log.get(__name__)
+
+
+class DraftSize(Protocol):
+    """What a model configuration says of its draft head."""
+
+    block_size: int
+
+
 NULL_BLOCKS_PER_REQUEST = 16
 
 
@@ -41,6 +53,7 @@ class BuiltRunner:
     vocab_size: int
     eos_ids: tuple[int, ...]
     grammars: GrammarServer | None = None  # None: requests cannot have grammars
+    num_drafts: int = 0
 
 
 def build_runner(config: EngineConfig, folder: Path, eos_ids: Sequence[int] | None = None) -> BuiltRunner:
@@ -54,7 +67,8 @@ def build_runner(config: EngineConfig, folder: Path, eos_ids: Sequence[int] | No
     full = load_module(architecture, "config").ModelConfig.from_file(folder)
     model_config = full.cut(options.layers) if options.layers is not None else full
     max_model_len = _max_model_len(options.max_model_len, model_config.max_positions)
-    layout: CacheLayout = load_module(architecture, "caches").cache_layout(model_config)
+    num_drafts = _num_drafts(config.speculate.num_draft_tokens, model_config.draft)
+    layout: CacheLayout = load_module(architecture, "caches").cache_layout(model_config, num_drafts)
     eos_ids = _checked_eos(model_config.eos_ids if eos_ids is None else eos_ids, model_config.vocab_size)
     sizes = (layout.block_tokens, max_model_len, model_config.vocab_size, eos_ids)
 
@@ -84,7 +98,7 @@ def build_runner(config: EngineConfig, folder: Path, eos_ids: Sequence[int] | No
     weights = load_module(architecture, "weights").ModelWeights(
         source, model_config, folder if has_tokenizer else None, device
     )
-    model = load_module(architecture, "model").Model(model_config, ops, weights)
+    model = load_module(architecture, "model").Model(model_config, ops, weights, drafts=num_drafts > 0)
     num_blocks = count_blocks(config.cache, layout, device, num_slots, max_model_len)
     check_memory(layout, num_blocks, num_slots, device)
     pools = CachePools(layout, num_blocks, num_slots, device)
@@ -100,9 +114,18 @@ def build_runner(config: EngineConfig, folder: Path, eos_ids: Sequence[int] | No
     grammars = constraints = None
     if (folder / "tokenizer.json").exists():
         grammars = GrammarServer(folder, model_config.vocab_size, eos_ids)
-        constraints = ConstrainedRows(grammars, num_slots)
-    runner = Runner(bound, builder, sampler, constraints, ops.clock, ops.checker)
-    return BuiltRunner(runner, num_blocks, *sizes, grammars)
+        constraints = ConstrainedRows(grammars, num_slots, num_drafts)
+    runner = Runner(bound, builder, sampler, constraints, clock=ops.clock, checker=ops.checker)
+    if num_drafts:
+        policy: DraftPolicy = CheckAll()
+        if config.speculate.draft_scheduling:
+            threads = options.num_threads or default_threads()
+            key = f"{folder.resolve()} {options.layers} {options.precision} {device} {sorted(ops.origin.items())} {threads}"
+            policy = CheckWorthwhile(num_drafts, *step_costs(runner, bound.draft, num_slots, num_drafts, key))
+        runner.speculation = Speculation(
+            bound.draft, builder, sampler, policy, num_slots, num_drafts, config.speculate.draft_acceptance
+        )
+    return BuiltRunner(runner, num_blocks, *sizes, grammars, num_drafts)
 
 
 def _checked_eos(eos_ids: Sequence[int], vocab_size: int) -> tuple[int, ...]:
@@ -113,6 +136,20 @@ def _checked_eos(eos_ids: Sequence[int], vocab_size: int) -> tuple[int, ...]:
                 "correct generation_config.json or config.json"
             )
     return tuple(eos_ids)
+
+
+def _num_drafts(wanted: int | None, draft: DraftSize | None) -> int:
+    """Drafts per step: as many as wanted, else the block size of the draft head; 0 without one."""
+    if draft is None:
+        if wanted:
+            raise ConfigError(f"num_draft_tokens is {wanted}, but this model has no draft head; leave it out, or 0")
+        return 0
+    if wanted is not None and wanted > draft.block_size:
+        raise ConfigError(
+            f"num_draft_tokens is {wanted}, but the draft head of this model makes {draft.block_size} at a time; "
+            f"give 0 to {draft.block_size}"
+        )
+    return draft.block_size if wanted is None else wanted
 
 
 def _max_model_len(wanted: int | None, limit: int) -> int:

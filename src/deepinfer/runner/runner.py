@@ -11,11 +11,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from deepinfer.messages import Float32, Logprobs, StepPlan, StepResult
+from deepinfer.messages import Float32, Int32, Logprobs, StepPlan, StepResult
 from deepinfer.ops.batch import ForwardBatch, Hidden
 from deepinfer.ops.check import OpChecker
 from deepinfer.ops.clock import OpClock
 from deepinfer.runner.batch import BatchBuilder
+from deepinfer.runner.lines import Lines
+from deepinfer.runner.speculation import Speculation
 from deepinfer.sampling.logprobs import TokenLogprobs, token_logprobs
 from deepinfer.sampling.sampler import Sampler
 from deepinfer.structured.rows import ConstrainedRows
@@ -39,12 +41,14 @@ class Model(Protocol):
 class Forwarded:
     """A step between its two halves: logits are on the device, tokens are not drawn yet.
 
-    hidden: first of the sampling rows, then of the prompt tokens that are scored.
+    plan: as it runs, each row where it really begins. hidden: first of the lines, then of the prompt tokens that
+    are scored.
     """
 
     plan: StepPlan
+    lines: Lines
     hidden: Hidden
-    logits: Tensor  # [sampling rows, vocab]
+    logits: Tensor  # [lines, vocab]
     started: float
 
 
@@ -52,7 +56,7 @@ class Runner:
     """Model, caches and sampler of one engine.
 
     `forward` and `sample` are two calls because the token masks of constrained rows are filled in
-    between, by another process. constraints: None = no request has a grammar.
+    between, by another process. constraints: None = no request has a grammar. speculation: None = no drafts.
     """
 
     def __init__(
@@ -61,11 +65,13 @@ class Runner:
         builder: BatchBuilder,
         sampler: Sampler,
         constraints: ConstrainedRows | None = None,
+        speculation: Speculation | None = None,
         clock: OpClock | None = None,
         checker: OpChecker | None = None,
     ):
         self.model, self.builder, self.sampler = model, builder, sampler
-        self.constraints, self.clock, self.checker = constraints, clock, checker
+        self.constraints, self.speculation = constraints, speculation
+        self.clock, self.checker = clock, checker
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one step; blocks until its tokens are on the host."""
@@ -73,45 +79,72 @@ class Runner:
 
     def forward(self, plan: StepPlan) -> Forwarded:
         """Compute the step's logits and cache entries."""
-        started = time.monotonic()
+        started, drafting, feeds_draft = time.monotonic(), self.speculation, False
         for setup in plan.setups:
             self.sampler.set_slot(setup)
         if self.constraints is not None:
             self.constraints.set_slots(plan.setups)
-            self.constraints.begin(plan)
-        hidden = self.model.forward(self.builder.build(plan))
-        num_sampling = int(np.count_nonzero(plan.samples))
-        return Forwarded(plan, hidden, self.model.logits(hidden.part(0, num_sampling)), started)
+        if drafting is not None:
+            drafting.set_slots(plan.setups)
+            plan = drafting.resolve(plan, self.constraints)
+            feeds_draft = drafting.feeds_draft(plan, self.builder.window)
+        lines = Lines.of(plan)
+        if self.constraints is not None:
+            self.constraints.begin(lines.slots, lines.counts, None if drafting is None else drafting.drafts(lines))
+        hidden = self.model.forward(self.builder.build(plan, feeds_draft=feeds_draft))
+        return Forwarded(plan, lines, hidden, self.model.logits(hidden.part(0, lines.num_lines)), started)
 
     def sample(self, forwarded: Forwarded) -> StepResult:
-        """Draw the next tokens, leave them in the token rings for the next step, return them."""
-        plan, logits = forwarded.plan, forwarded.logits
-        slots, positions = plan.slots, plan.starts + plan.counts  # of the tokens to draw
-        if not plan.samples.all():
-            slots, positions = slots[plan.samples], positions[plan.samples]
+        """Draw the next tokens, leave the newest in the token rings for the next step, return them."""
+        plan, lines, drafting = forwarded.plan, forwarded.lines, self.speculation
         masks = None if self.constraints is None else self.constraints.masks()
-        drawn = self.sampler.sample(logits, slots, positions, masks)
-        self.sampler.observe(slots, drawn.token_ids)
-        self.builder.store(drawn.token_ids, slots, positions)
+        before, proposed = (None, None) if drafting is None else (drafting.before(lines), drafting.proposed(lines))
+        drawn = self.sampler.sample(forwarded.logits, lines.line_slots, lines.line_positions, masks, before, proposed)
         token_ids, is_finite = _on_host(drawn.token_ids).astype(np.int32), _on_host(drawn.is_finite)
+        has_choice = None if drawn.has_choice is None else _on_host(drawn.has_choice)
         errors = {} if masks is None else masks.errors
+        is_finite[list(errors)] = False
+        num_tokens = np.ones_like(lines.counts)
+        if drafting is not None:
+            num_tokens = drafting.verify(lines, token_ids, is_finite if has_choice is None else is_finite & has_choice)
+        self._keep(lines, drawn.token_ids, num_tokens)
         if self.constraints is not None:
-            self.constraints.take(token_ids)
-            is_finite[list(errors)] = False
-        prompt_logits, start = self._prompt_logits(plan, forwarded.hidden, len(slots))
-        return StepResult(
+            self.constraints.take(token_ids, lines.offsets, num_tokens)
+        if drafting is not None:
+            if not plan.is_prefill.any():
+                drafting.observe_step(plan.num_tokens, time.monotonic() - forwarded.started)
+            drafting.propose(lines, token_ids[lines.offsets + np.maximum(num_tokens, 1) - 1])
+        prompt_logits, start = self._prompt_logits(plan, forwarded.hidden, lines.num_lines)
+        result = StepResult(
             step=plan.step,
             token_ids=token_ids,
             is_finite=is_finite,
-            has_choice=None if drawn.has_choice is None else _on_host(drawn.has_choice),
+            has_choice=has_choice,
             logprobs=None if drawn.logprobs is None else _logprobs([drawn.logprobs]),
             prompt_logits=prompt_logits,
             prompt_logprobs=self._prompt_logprobs(plan, forwarded.hidden, start),
-            seconds=time.monotonic() - forwarded.started,
             op_seconds=self.clock.take() if self.clock is not None else {},
             op_checks=self.checker.checks() if self.checker is not None else {},
             errors=errors,
         )
+        if drafting is not None:
+            _keep_lines(result, lines, num_tokens)
+            result.drafts = drafting.counts()
+        result.seconds = time.monotonic() - forwarded.started
+        return result
+
+    def _keep(self, lines: Lines, token_ids: Tensor, num_tokens: Int32) -> None:
+        """The stages count what each row keeps of the tokens drawn [lines]; the newest goes into the token ring."""
+        if lines.is_single and num_tokens.all():
+            self.sampler.observe(lines.slots, token_ids)
+            return self.builder.store(token_ids, lines.slots, lines.firsts)
+        for place in range(int(num_tokens.max(initial=0))):
+            rows = np.flatnonzero(num_tokens > place)
+            self.sampler.observe(lines.slots[rows], _chosen(token_ids, lines.offsets[rows] + place))
+        rows = np.flatnonzero(num_tokens)
+        last = num_tokens[rows] - 1
+        newest = _chosen(token_ids, lines.offsets[rows] + last)
+        return self.builder.store(newest, lines.slots[rows], lines.firsts[rows] + last)
 
     def _prompt_logits(self, plan: StepPlan, hidden: Hidden, start: int) -> tuple[dict[int, Float32], int]:
         """Whole logits by row, of the tokens from `start` on, and the first token behind them."""
@@ -137,6 +170,23 @@ class Runner:
                 for first, end in _parts(0, len(targets))
             ]
         )
+
+
+def _keep_lines(result: StepResult, lines: Lines, num_tokens: Int32) -> None:
+    """Drop the lines behind those that each row keeps."""
+    kept = lines.kept(num_tokens)
+    result.num_tokens, result.num_checked = num_tokens, lines.counts - 1
+    if kept.all():
+        return
+    result.token_ids, result.is_finite = result.token_ids[kept], result.is_finite[kept]
+    result.has_choice = None if result.has_choice is None else result.has_choice[kept]
+    result.logprobs = None if result.logprobs is None else result.logprobs.lines(kept)
+    places = np.cumsum(kept) - 1
+    result.errors = {int(places[line]): error for line, error in result.errors.items() if kept[line]}
+
+
+def _chosen(values: Tensor, lines: Int32) -> Tensor:
+    return values[torch.from_numpy(lines.astype(np.int64)).to(values.device)]
 
 
 def _parts(start: int, end: int) -> list[tuple[int, int]]:

@@ -27,10 +27,10 @@ class Words(NamedTuple):
 
 
 class Banned(NamedTuple):
-    """The sequences of all rows that have some: row and line of each [n] int64, and the sequences."""
+    """The sequences of all rows that have some: each one's row [n] int64, the tokens before it [n, WIDTH], itself."""
 
     rows: Tensor
-    lines: Tensor
+    newest: Tensor
     words: Words
 
 
@@ -74,13 +74,16 @@ class BadWords(Stage):
         words = [self._words[slot] for slot in slots.tolist()]
         counts = torch.tensor([len(one.last) for one in words], device=device)
         stacked = Words(torch.cat([one.beginnings for one in words]), torch.cat([one.last for one in words]))
-        places, lines = torch.from_numpy(rows).to(device), self._newest.numbers(slots)
-        return Banned(places.repeat_interleave(counts), lines.repeat_interleave(counts), stacked)
+        places, newest = torch.from_numpy(rows).to(device), self._newest.tensor[self._newest.numbers(slots)]
+        if params.before is not None:
+            drafts, is_there = params.before.part(rows, device)
+            last = torch.arange(WIDTH, device=device) + is_there.sum(1, keepdim=True)
+            newest = torch.cat([newest, drafts.int()], dim=1).gather(1, last)
+        return Banned(places.repeat_interleave(counts), newest.repeat_interleave(counts, 0), stacked)
 
     def apply(self, logits: Tensor, prepared: Banned) -> Tensor:
         """Logits [rows, vocab] without the tokens that would complete a sequence."""
-        rows, lines, words = prepared
-        newest = self._newest.tensor[lines]
+        rows, newest, words = prepared
         is_complete = ((words.beginnings == ANY) | (words.beginnings == newest)).all(-1)
         # Added, not put: one token may be the last of several sequences.
         change = logits.new_zeros(len(rows)).masked_fill(is_complete, EXCLUDED)

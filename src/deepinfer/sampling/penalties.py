@@ -16,7 +16,10 @@ from deepinfer.sampling.stages import Stage, with_rows
 
 
 class Penalized(NamedTuple):
-    """The rows with a penalty, their lines, and what each asked for: [used, 1] float32, None if no row did."""
+    """The rows with a penalty, their lines, and what each asked for: [used, 1] float32, None if no row did.
+
+    drafts: tokens [used, most] before each row that are not counted yet, and which of them are there; or None.
+    """
 
     rows: Tensor
     count_lines: Tensor
@@ -24,6 +27,7 @@ class Penalized(NamedTuple):
     repetition: Tensor | None
     presence: Tensor | None
     frequency: Tensor | None
+    drafts: tuple[Tensor, Tensor] | None
 
 
 class Penalties(Stage):
@@ -71,12 +75,16 @@ class Penalties(Stage):
             wanted = params[name][rows]
             values.append(torch.from_numpy(wanted).to(device)[:, None] if (wanted != unused).any() else None)
         slots, places = params.slots[rows], torch.from_numpy(rows).to(device)
-        return Penalized(places, self._counts.numbers(slots), self._is_prompt.numbers(slots), *values)
+        drafts = None if params.before is None else params.before.part(rows, device)
+        return Penalized(places, self._counts.numbers(slots), self._is_prompt.numbers(slots), *values, drafts)
 
     def apply(self, logits: Tensor, prepared: Penalized) -> Tensor:
         """Logits [rows, vocab] with the penalties taken off."""
-        rows, count_lines, prompt_lines, repetition, presence, frequency = prepared
+        rows, count_lines, prompt_lines, repetition, presence, frequency, drafts = prepared
         chosen, counts = logits[rows], self._counts.tensor[count_lines]
+        if drafts is not None:
+            tokens, is_there = drafts
+            counts.scatter_add_(1, tokens, is_there.int())
         is_in_answer = counts > 0
         if repetition is not None:
             is_new = ~self._is_prompt.tensor[prompt_lines].logical_or_(is_in_answer)

@@ -13,12 +13,14 @@ from torch import Tensor
 from deepinfer.messages import SlotSetup
 from deepinfer.ops.table import Ops
 from deepinfer.sampling.bad_words import BadWords
+from deepinfer.sampling.before import Before
 from deepinfer.sampling.bias import Bias
 from deepinfer.sampling.endings import MinTokens
 from deepinfer.sampling.golden import Golden
 from deepinfer.sampling.logprobs import TokenLogprobs, drawn_logprobs
 from deepinfer.sampling.masks import exclude_masked
 from deepinfer.sampling.penalties import Penalties
+from deepinfer.sampling.rejection import Proposed, keep_or_redraw
 from deepinfer.sampling.slot_params import RowParams, SlotParams
 from deepinfer.sampling.stages import EXCLUDED, FILTERS, Stage
 from deepinfer.structured.rows import RowMasks
@@ -69,14 +71,18 @@ class Sampler:
         slots: NDArray[np.int32],
         positions: NDArray[np.int32],
         masks: RowMasks | None = None,
+        before: Before | None = None,
+        proposed: Proposed | None = None,
     ) -> Sampled:
         """Choose one token per row.
 
         logits: [rows, vocab] float32, not changed. slots: [rows], on the host. positions: [rows]
         of the tokens to be drawn, on the host: with the seed they key the noise of the draw.
         masks: what the rows under a grammar may take; None = there are none.
+        before: drafts before each row; None = no row has any. proposed: drafts that rows keep by rejection
+            instead of by equality with their own draw; None = there are none.
         """
-        params = self._slots.rows(slots, positions, logits.shape[1])
+        params = self._slots.rows(slots, positions, logits.shape[1], before)
         token_ids, is_finite = self._ops.best_tokens(logits)
         has_choice, processed = None, _run(self._changes, logits, params)
         if masks is not None:
@@ -88,9 +94,33 @@ class Sampler:
             processed = _run(FILTERS, processed, params)
         if is_random or processed is not logits:
             token_ids = self._draw(processed, params).where(is_finite, 0)
+        if proposed is not None:
+            token_ids = keep_or_redraw(token_ids, processed, params, proposed).where(is_finite, 0)
         token_ids = self._golden.force(token_ids, params)
         logprobs = drawn_logprobs(logits, processed, token_ids, is_finite, params)
         return Sampled(token_ids, is_finite, has_choice, logprobs)
+
+    def propose(
+        self,
+        logits: Tensor,
+        slots: NDArray[np.int32],
+        positions: NDArray[np.int32],
+        before: Before | None,
+        *,
+        noise: int = 0,
+    ) -> tuple[Tensor, Tensor]:
+        """Draw drafts [rows] int64 as `sample` draws tokens; also gives what they were drawn from [rows, vocab].
+
+        noise: which stream the draw takes; 0 = the one of `sample`, so that good drafts equal what it will draw.
+        """
+        params = self._slots.rows(slots, positions, logits.shape[1], before)
+        processed = _run(self._changes, logits, params)
+        if params.is_random.any():
+            processed = _run(FILTERS, processed, params)
+            token_ids = self._draw(processed, params, noise)
+        else:
+            token_ids, _ = self._ops.best_tokens(processed)
+        return self._golden.force(token_ids, params), processed
 
     def observe(self, slots: NDArray[np.int32], token_ids: Tensor) -> None:
         """The answers in these slots [n], all different, go on with these tokens [n] int64."""
@@ -101,8 +131,8 @@ class Sampler:
         """The largest number of alternatives to prompt tokens that any of these slots asks for."""
         return int(self._slots.column("prompt_logprobs")[slots].max(initial=0))
 
-    def _draw(self, logits: Tensor, params: RowParams) -> Tensor:
-        keys = params["temperature"], params["seed"], params.positions.astype(np.int64)
+    def _draw(self, logits: Tensor, params: RowParams, noise: int = 0) -> Tensor:
+        keys = params["temperature"], params["seed"], params.positions.astype(np.int64) + noise
         return self._ops.draw(logits, *(torch.from_numpy(key).to(logits.device) for key in keys))
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deepinfer.messages import SlotSetup
+from deepinfer.sampling.before import Before
 
 # A numeric field of SamplingParams that a stage reads gets one line here; None becomes -1.
 COLUMNS: dict[str, type[np.generic]] = {
@@ -34,13 +35,15 @@ MIN_TEMPERATURE = 1e-5
 class RowParams:
     """The rows of one step: each column is [rows], line i belongs to row i; gathered when it is asked for.
 
-    slots: [rows] int32. positions: [rows] int32, of the tokens to be drawn.
+    slots: [rows] int32. positions: [rows] int32, of the tokens to be drawn. before: the drafts between the
+    tokens that were observed and each row's; None = no row has any.
     """
 
     slot_columns: dict[str, NDArray[Any]]
     slots: NDArray[np.int32]
     positions: NDArray[np.int32]
     vocab_size: int
+    before: Before | None = None
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         return self.slot_columns[name][self.slots]
@@ -81,6 +84,8 @@ class SlotParams:
         """One parameter of all slots."""
         return self._columns[name]
 
-    def rows(self, slots: NDArray[np.int32], positions: NDArray[np.int32], vocab_size: int) -> RowParams:
+    def rows(
+        self, slots: NDArray[np.int32], positions: NDArray[np.int32], vocab_size: int, before: Before | None = None
+    ) -> RowParams:
         """The parameters of these slots [rows], in this order; valid until a slot is set."""
-        return RowParams(self._columns, slots, positions, vocab_size)
+        return RowParams(self._columns, slots, positions, vocab_size, before)

@@ -32,7 +32,8 @@ FIRST_LOOK = 256  # top-p rarely needs more tokens than this, and a few are foun
 class Stage:
     """One step between logits and draw. What it must remember of a request it keeps by slot.
 
-    Rows may be any, several of one slot too, at any positions.
+    Rows may be any, several of one slot too, at any positions; `params.before` has the tokens between those
+    that were observed and a row's position.
     """
 
     def set_slot(self, setup: SlotSetup) -> None:

@@ -18,10 +18,20 @@ class StepBudget:
     def left(self) -> int:
         return self._left
 
-    def take_decode(self, num_rows: int) -> None:
-        """One token for each decode row; they always fit (SchedulerOptions sees to it)."""
-        assert num_rows <= self._left, f"{num_rows} decode rows but {self._left} tokens in the step"
-        self._left -= num_rows
+    def drafts_per_row(self, num_rows: int, num_drafts: int, *, is_shared: bool) -> int:
+        """Drafts that each of the decode rows can check, at most `num_drafts`.
+
+        is_shared: prompts wait for tokens of the step too; drafts leave them half of it.
+        """
+        if num_rows == 0 or num_drafts == 0:
+            return 0
+        left = self._left - num_rows
+        return min(num_drafts, (left // 2 if is_shared else left) // num_rows)
+
+    def take_decode(self, num_tokens: int) -> None:
+        """The tokens of decode rows; one for each always fits (SchedulerOptions sees to it)."""
+        assert num_tokens <= self._left, f"decode rows have {num_tokens} tokens but the step {self._left}"
+        self._left -= num_tokens
 
     def take_chunk(self, num_wanted: int) -> int:
         """Tokens for the next prefill chunk, at most `num_wanted`; 0 when the step is full."""

@@ -37,6 +37,8 @@ class Request:
     num_logits: int = 0
     num_logprobs: int = 0
     num_preemptions: int = 0
+    num_checked_drafts: int = 0
+    num_accepted_drafts: int = 0
     scheduled: float | None = None
     first_token: float | None = None
 

@@ -1,8 +1,9 @@
 """The scheduler: requests in, one StepPlan a step down, results of steps back into requests.
 
-Planning never waits for results: a decode row moves one position on when it is planned, and its
-token is read on the device. So several plans may be in flight; the device runs them in order and
-`update` takes their results in that order. Blocks and slots freed while a plan is in flight may
+Planning never waits for results: a decode row moves on when it is planned, its token and its drafts are
+read on the device, and where it begins there depends on how many drafts of the rows before it were
+accepted. So several plans may be in flight; the device runs them in order and `update` takes their
+results in that order. A row has blocks for all its drafts and for all those in flight. Blocks and slots freed while a plan is in flight may
 thus be given to any later plan. Results of requests that ended meanwhile are dropped.
 
 Preemption. A decode row that needs a block when none is free takes those of the last request in
@@ -37,6 +38,7 @@ from deepinfer.cache.manager import CacheManager
 from deepinfer.config.engine import ReplayMode, SchedulerOptions
 from deepinfer.errors import RequestError
 from deepinfer.messages import (
+    Bool,
     Finished,
     FinishReason,
     Float32,
@@ -82,6 +84,7 @@ class _InFlight:
     step: int
     slots: Int32
     serials: Int64
+    counts: Int32  # tokens that each row can give at most
     logit_rows: list[tuple[int, _Chunk]] = field(default_factory=list)
     logprob_chunks: list[_Chunk] = field(default_factory=list)
 
@@ -91,6 +94,7 @@ class Scheduler:
 
     eos_token_ids: tokens that end an answer unless the request ignores them.
     decoder_replay, replay_keep_tokens: see `ModelOptions`; scored requests always use full.
+    num_drafts: drafts that a decode row can check; the device may check fewer.
     clock: seconds, monotonic.
     """
 
@@ -104,6 +108,7 @@ class Scheduler:
         vocab_size: int,
         decoder_replay: ReplayMode = "full",
         replay_keep_tokens: int = 140,
+        num_drafts: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         assert cache.num_slots <= options.max_step_tokens, "a step must hold a token of every slot"
@@ -115,6 +120,7 @@ class Scheduler:
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
         self._replay_keep_tokens = replay_keep_tokens if decoder_replay == "bounded" else max_model_len
+        self._num_drafts = num_drafts
         self._clock = clock
         self._state = SlotState(cache.num_slots, vocab_size, eos_token_ids)
         self._requests: dict[str, Request] = {}
@@ -199,30 +205,41 @@ class Scheduler:
     def schedule(self) -> StepPlan | None:
         """The next step: decode rows, then prefill rows; None when nothing can be computed now."""
         budget = StepBudget(self._max_step_tokens, self._max_chunk_tokens)
-        decoding = self._take_decode_rows()
-        budget.take_decode(len(decoding))
+        decoding, counts = self._take_decode_rows(budget)
         setups: list[SlotSetup] = []
         chunks = self._take_chunks(budget, setups)
         if not len(decoding) and not chunks:
             return None
-        plan = self._build_plan(decoding, chunks, setups)
-        sampling = plan.slots[plan.samples]
+        plan = self._build_plan(decoding, counts, chunks, setups)
+        sampling, most = plan.slots[plan.samples], np.where(plan.is_prefill, 1, plan.counts)[plan.samples]
+        self._state.plan_row(sampling, most)
         logit_rows = [(len(decoding) + row, chunk) for row, chunk in enumerate(chunks) if chunk.wants_logits]
         scored = [chunk for chunk in chunks if chunk.num_logprobs]
-        self._in_flight.append(_InFlight(plan.step, sampling, self._state.serial[sampling], logit_rows, scored))
+        self._in_flight.append(_InFlight(plan.step, sampling, self._state.serial[sampling], most, logit_rows, scored))
         return plan
 
-    def _take_decode_rows(self) -> Int32:
-        """Slots of the decode rows, all with a block for their token; preempts where there is none."""
+    def _take_decode_rows(self, budget: StepBudget) -> tuple[Int32, Int32]:
+        """Slots and token counts of the decode rows, all with blocks; preempts where a row has none for one token.
+
+        A row gets as many drafts as the budget has for each, but no block of another request for them.
+        """
         state, cache = self._state, self._cache
         slots = state.decoding()
-        needy = slots[cache.needs_blocks(slots, state.num_computed[slots] + 1)]
-        if not len(needy):
-            return slots
-        for slot in state.best_first(needy).tolist():
-            while state.is_active[slot] and not cache.grow(slot, int(state.num_computed[slot]) + 1):
+        is_shared = bool(self._prefilling) or len(self._queue) > 0
+        most = 1 + budget.drafts_per_row(len(slots), self._num_drafts, is_shared=is_shared)
+        ends = np.minimum(state.num_computed[slots] + most, state.limit[slots])
+        needy = slots[cache.needs_blocks(slots, ends)]
+        for slot in state.best_first(needy).tolist() if len(needy) else ():
+            end = min(int(state.num_computed[slot]) + 1, int(state.limit[slot]))
+            while state.is_active[slot] and not cache.grow(slot, end):
                 self._preempt(int(state.best_first(np.flatnonzero(state.is_active).astype(np.int32))[-1]))
-        return slots[state.is_active[slots]]
+        for slot in needy[state.is_active[needy]].tolist():
+            cache.grow(slot, min(int(state.num_computed[slot]) + most, int(state.limit[slot])))
+        slots = slots[state.is_active[slots]]
+        room = np.minimum(cache.num_slot_blocks[slots] * cache.block_tokens, state.limit[slots])
+        counts = np.clip(room - state.num_computed[slots], 1, most).astype(np.int32)
+        budget.take_decode(int(counts.sum()))
+        return slots, counts
 
     def _preempt(self, slot: int) -> None:
         request = self._occupant(slot)
@@ -285,11 +302,11 @@ class Scheduler:
         limits = np.where(self._state.is_active, self._state.limit, 0)
         return int(np.count_nonzero(limits > self._cache.num_slot_blocks * self._cache.block_tokens))
 
-    def _build_plan(self, decoding: Int32, chunks: list[_Chunk], setups: list[SlotSetup]) -> StepPlan:
+    def _build_plan(
+        self, decoding: Int32, counts: Int32, chunks: list[_Chunk], setups: list[SlotSetup]
+    ) -> StepPlan:
         state, num_decode = self._state, len(decoding)
-        starts = state.num_computed[decoding]
-        state.num_computed[decoding] = starts + 1
-        slots, counts = decoding, np.ones(num_decode, dtype=np.int32)
+        starts, slots = state.first_starts[decoding], decoding
         samples, wants_logits = np.ones(num_decode, dtype=np.bool_), np.zeros(num_decode, dtype=np.bool_)
         host_tokens = np.zeros(0, dtype=np.int32)
         if chunks:
@@ -334,44 +351,50 @@ class Scheduler:
         """
         step = self._in_flight.popleft()
         assert step.step == result.step, f"result of step {result.step} came, that of step {step.step} was due"
-        assert len(result.token_ids) == len(step.slots), f"{len(result.token_ids)} tokens for {len(step.slots)} rows"
-        now = self._clock()
+        now, state = self._clock(), self._state
         prompt_logits = self._take_prompt_logits(step, result)
         prompt_logprobs = self._take_prompt_logprobs(step, result, now)
-        is_wanted = self._state.serial[step.slots] == step.serials
-        if not result.is_finite.all():
-            self._end_broken(step.slots, np.flatnonzero(is_wanted & ~result.is_finite), result.errors, now)
-            is_wanted &= result.is_finite
-        if result.has_choice is not None and not result.has_choice.all():
-            self._end_without_choice(step.slots[is_wanted & ~result.has_choice], now)
-            is_wanted &= result.has_choice
-        slots, tokens, logprobs = step.slots, result.token_ids, result.logprobs
-        if not is_wanted.all():
-            slots, tokens = slots[is_wanted], tokens[is_wanted]
-            logprobs = None if logprobs is None else logprobs.lines(is_wanted)
-        request_ids = self._append(slots, tokens, now)
+        num_tokens = np.ones_like(step.slots) if result.num_tokens is None else result.num_tokens
+        assert len(num_tokens) == len(step.slots), f"results of {len(num_tokens)} rows for {len(step.slots)}"
+        assert len(result.token_ids) == num_tokens.sum(), f"{len(result.token_ids)} tokens, not {num_tokens.sum()}"
+        is_current = state.serial[step.slots] == step.serials
+        current = step.slots[is_current]
+        self._note_first_tokens(current, now)
+        state.take_row(current, step.counts[is_current], num_tokens[is_current])
+        if result.num_checked is not None:
+            self._count_drafts(current, result.num_checked[is_current], num_tokens[is_current])
+
+        slots, tokens = np.repeat(step.slots, num_tokens), result.token_ids
+        is_usable = result.is_finite if result.has_choice is None else result.is_finite & result.has_choice
+        ends_answer = is_usable & state.ends_answer(slots, np.where(is_usable, tokens, 0))
+        is_wanted = np.repeat(is_current, num_tokens) & ~_comes_after(ends_answer, num_tokens)
+        is_kept = is_wanted & is_usable
+        for answer, token in zip(self._answers[slots[is_kept]].tolist(), tokens[is_kept].tolist(), strict=True):
+            answer.append(token)
+        request_ids: list[str] = self._names[slots[is_kept]].tolist()
+        for line in np.flatnonzero(is_kept & ends_answer).tolist():
+            self._end(self._occupant(slots[line]), "stop", now, stop_token=int(tokens[line]))
+        for line in np.flatnonzero(is_wanted & ~is_usable).tolist():
+            self._end_unusable(self._occupant(slots[line]), line, result, now)
+        for slot in current[(state.num_known[current] > state.limit[current]) & (state.serial[current] > 0)].tolist():
+            self._end(self._occupant(slot), "length", now)
         self._release_drained()
+        logprobs = result.logprobs
+        if not is_kept.all():
+            tokens, logprobs = tokens[is_kept], None if logprobs is None else logprobs.lines(is_kept)
         return StepOutput(request_ids, tokens, logprobs, self.take_finished(), prompt_logits, prompt_logprobs)
 
-    def _append(self, slots: Int32, tokens: Int32, now: float) -> list[str]:
-        """Give each slot's request its token and end those that are complete; returns the request ids."""
-        state = self._state
-        for answer, token in zip(self._answers[slots].tolist(), tokens.tolist(), strict=True):
-            answer.append(token)
-        request_ids: list[str] = self._names[slots].tolist()
-        num_known = state.num_known[slots]
-        for row in np.flatnonzero(num_known == state.num_prompt[slots]).tolist():
-            self._requests[request_ids[row]].first_token = now
-        state.num_known[slots] = num_known + 1
-        ends_answer = state.ends_answer(slots, tokens)
-        has_ended = ends_answer | (num_known == state.limit[slots])
-        for row in np.flatnonzero(has_ended).tolist():
-            request = self._requests[request_ids[row]]
-            if ends_answer[row]:
-                self._end(request, "stop", now, stop_token=int(tokens[row]))
-            else:
-                self._end(request, "length", now)
-        return request_ids
+    def _note_first_tokens(self, slots: Int32, now: float) -> None:
+        for slot in slots[self._state.num_known[slots] == self._state.num_prompt[slots]].tolist():
+            request = self._occupant(slot)
+            request.first_token = request.first_token or now
+
+    def _count_drafts(self, slots: Int32, num_checked: Int32, num_tokens: Int32) -> None:
+        rows = np.flatnonzero(num_checked)
+        for slot, checked, given in zip(*(part[rows].tolist() for part in (slots, num_checked, num_tokens)), strict=True):
+            request = self._occupant(slot)
+            request.num_checked_drafts += checked
+            request.num_accepted_drafts += given - 1
 
     def _take_prompt_logits(self, step: _InFlight, result: StepResult) -> list[tuple[str, int, Float32]]:
         """Logits of prompt positions that were not handed out before a preemption."""
@@ -403,13 +426,18 @@ class Scheduler:
             request.num_logprobs = end
         return found
 
-    def _end_broken(self, slots: Int32, rows: NDArray[np.int64], errors: dict[int, str], now: float) -> None:
-        for row in rows.tolist():
-            request = self._occupant(slots[row])
-            if (cause := errors.get(row)) is not None:
-                self._end_early(request, cause, now)
-            else:
-                self._end_not_finite(request, request.num_tokens, now)
+    def _end_unusable(self, request: Request, line: int, result: StepResult, now: float) -> None:
+        """End a request at a line that holds no token."""
+        if (cause := result.errors.get(line)) is not None:
+            self._end_early(request, cause, now)
+        elif not result.is_finite[line]:
+            self._end_not_finite(request, request.num_tokens, now)
+        else:
+            cause = (
+                f"its own parameters exclude every token of the vocabulary at position {request.num_tokens}; "
+                "allow more tokens (allowed_token_ids, bad_words, min_tokens, a grammar)"
+            )
+            self._end_early(request, cause, now)
 
     def _end_not_finite(self, request: Request, position: int, now: float) -> None:
         self.num_not_finite += 1
@@ -418,15 +446,6 @@ class Scheduler:
             "or try --precision float32"
         )
         self._end_early(request, cause, now)
-
-    def _end_without_choice(self, slots: Int32, now: float) -> None:
-        for slot in slots.tolist():
-            request = self._occupant(slot)
-            cause = (
-                f"its own parameters exclude every token of the vocabulary at position {request.num_tokens}; "
-                "allow more tokens (allowed_token_ids, bad_words, min_tokens, a grammar)"
-            )
-            self._end_early(request, cause, now)
 
     def _end_early(self, request: Request, cause: str, now: float) -> None:
         error = f"request {request.request_id!r} ends after {len(request.generated)} tokens: {cause}"
@@ -460,6 +479,8 @@ class Scheduler:
                 reason,
                 request.times(now),
                 num_preemptions=request.num_preemptions,
+                num_checked_drafts=request.num_checked_drafts,
+                num_accepted_drafts=request.num_accepted_drafts,
                 stop_token=stop_token,
                 error=error,
             )
@@ -529,3 +550,11 @@ class Scheduler:
         for request in self._requests.values():
             assert request.slot or request.request_id in self._queue, f"request {request.request_id!r} is nowhere"
         assert held or cache.num_free_blocks == cache.num_blocks, "blocks are held though nothing runs"
+
+
+def _comes_after(is_end: Bool, num_lines: Int32) -> Bool:
+    """Which lines come after an end in the same row; row after row has num_lines of them."""
+    before = np.concatenate(([0], np.cumsum(is_end)))
+    at_start = before[np.cumsum(num_lines) - num_lines]
+    after: Bool = before[:-1] > np.repeat(at_start, num_lines)
+    return after

@@ -20,13 +20,16 @@ class SlotState:
     is_active: the occupant takes part in planning (it does not after a preemption).
     serial: number of the admission that filled the slot, 0 = empty; tells results of an earlier
         occupant from those of the present one.
-    num_computed: positions computed by all plans so far, those in flight included.
+    num_computed: positions computed by all plans so far, those in flight included, at most (all
+        their drafts accepted).
+    num_rows_ahead, num_tokens_ahead: sampling rows in flight, and the tokens that they can give at most.
     prefill_end: positions that prefill computes; from there on it decodes.
     num_known: tokens known to the host, prompt included.
     limit: positions computed at most, see `Request.limit`.
 
-    The token after the last computed position is the newest one that will be known, so
-    num_computed + 1 - num_known tokens are in flight once prefill has ended.
+    The newest known token is not computed yet, and each sampling row in flight gives a token at least. So
+    once prefill has ended a row begins at num_known - 1 + num_rows_ahead or later, and at
+    num_known - 1 + num_tokens_ahead at the latest.
     """
 
     def __init__(self, num_slots: int, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
@@ -37,6 +40,8 @@ class SlotState:
         self.serial = np.zeros(num_slots + 1, dtype=np.int64)
         self.priority = np.zeros(num_slots + 1, dtype=np.int64)
         self.num_computed = integers()
+        self.num_rows_ahead = integers()
+        self.num_tokens_ahead = integers()
         self.prefill_end = integers()
         self.num_known = integers()
         self.num_prompt = integers()
@@ -53,7 +58,7 @@ class SlotState:
         self.is_active[slot] = True
         self.serial[slot] = serial
         self.priority[slot] = request.priority
-        self.num_computed[slot] = 0
+        self.num_computed[slot] = self.num_rows_ahead[slot] = self.num_tokens_ahead[slot] = 0
         self.prefill_end[slot] = self.num_known[slot] = request.num_tokens
         self.num_prompt[slot] = len(request.prompt)
         self.limit[slot] = request.limit
@@ -72,13 +77,35 @@ class SlotState:
     def decoding(self) -> Int32:
         """Slots that can take a decode row, ascending: prefill has ended, the limit is not reached."""
         can_decode = self.num_computed >= self.prefill_end
-        can_decode &= self.num_computed < self.limit
+        can_decode &= self.first_starts < self.limit
         can_decode &= self.is_active
         return np.flatnonzero(can_decode).astype(np.int32)
 
+    @property
+    def first_starts(self) -> Int32:
+        """Where the next row of each slot can begin at the earliest, once prefill has ended."""
+        return self.num_known + (self.num_rows_ahead - 1)
+
     def in_flight(self, slot: int) -> int:
-        """Tokens of a slot that are planned but not known."""
-        return max(0, int(self.num_computed[slot]) + 1 - int(self.num_known[slot]))
+        """Rows of a slot whose tokens are planned but not known."""
+        return int(self.num_rows_ahead[slot])
+
+    def plan_row(self, slots: Int32, counts: Int32) -> None:
+        """These slots get a row that gives up to `counts` tokens each."""
+        self.num_rows_ahead[slots] += 1
+        self.num_tokens_ahead[slots] += counts
+        self._bound_computed(slots)
+
+    def take_row(self, slots: Int32, counts: Int32, num_tokens: Int32) -> None:
+        """Such rows have given their tokens."""
+        self.num_rows_ahead[slots] -= 1
+        self.num_tokens_ahead[slots] -= counts
+        self.num_known[slots] += num_tokens
+        self._bound_computed(slots)
+
+    def _bound_computed(self, slots: Int32) -> None:
+        latest = self.num_known[slots] - 1 + self.num_tokens_ahead[slots]
+        self.num_computed[slots] = np.minimum(latest, self.limit[slots])
 
     def best_first(self, slots: Int32) -> Int32:
         """By right to stay: lower priority number, then more computed tokens, then earlier admission."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,8 @@ class Step:
 
     loads: grammars that it does not have yet. drops: grammars that it may forget.
     opens: slot, grammar number, tokens so far; the slot has a new answer.
-    accepts: slot, next token. fills: slots whose masks are wanted; line i is for fills[i].
+    accepts: slot, next token, several of one slot in order. fills: slots whose masks are wanted, and drafts: one
+        line for the next token and one for the token after each draft, in this order.
     is_careful: one answer after the other, so that it is known which one goes wrong.
     """
 
@@ -31,7 +33,7 @@ class Step:
     drops: list[int] = field(default_factory=list)
     opens: list[tuple[int, int, list[int]]] = field(default_factory=list)
     accepts: list[tuple[int, int]] = field(default_factory=list)
-    fills: list[int] = field(default_factory=list)
+    fills: list[tuple[int, list[int]]] = field(default_factory=list)
     is_careful: bool = False
 
 
@@ -78,11 +80,12 @@ class MatcherState:
             for line in step.accepts:
                 self._limit(line[0], 1)
                 self._accept([line], errors)
-            for row, slot in enumerate(step.fills):
-                self._limit(slot, 1)
-                self._fill(row, [slot])
+            first = 0
+            for slot, drafts in step.fills:
+                self._limit(slot, 1 + len(drafts))
+                first = self._fill(first, [(slot, drafts)])
         else:
-            self._limit(NOBODY, 1 + len(step.accepts) + len(step.fills))
+            self._limit(NOBODY, 1 + len(step.accepts) + sum(1 + len(drafts) for _, drafts in step.fills))
             self._accept(step.accepts, errors)
             self._fill(0, step.fills)
 
@@ -92,7 +95,19 @@ class MatcherState:
 
     def _accept(self, lines: list[tuple[int, int]], errors: dict[int, str]) -> None:
         """Tokens after the end of an answer come from rows planned ahead; they change nothing."""
-        lines = [line for line in lines if line[0] in self._matchers and not self._matchers[line[0]].is_ended]
+        while lines:
+            now: dict[int, int] = {}  # the next token of each slot
+            later = []
+            for slot, token in lines:
+                if slot in now:
+                    later.append((slot, token))
+                else:
+                    now[slot] = token
+            self._accept_one_each(list(now.items()), errors)
+            lines = later
+
+    def _accept_one_each(self, lines: list[tuple[int, int]], errors: dict[int, str]) -> None:
+        lines = [line for line in lines if self._is_live(line[0])]
         if not lines:
             return
         accepted = self._library.accept_all([self._matchers[slot] for slot, _ in lines], [token for _, token in lines])
@@ -101,13 +116,35 @@ class MatcherState:
                 errors[slot] = f"the grammar does not allow token {token}, which was generated"
                 del self._matchers[slot]
 
-    def _fill(self, first: int, slots: list[int]) -> None:
-        """Lines of ended and of failed answers allow everything: nobody will read what is drawn."""
-        masks = self._masks[first : first + len(slots)]
+    def _fill(self, first: int, rows: list[tuple[int, list[int]]]) -> int:
+        """Write the lines of some rows from `first` on; returns the line behind them.
+
+        Lines of ended and of failed answers, and those behind a draft that is not allowed, allow
+        everything: nobody will read what is drawn.
+        """
+        firsts = list(accumulate((1 + len(drafts) for _, drafts in rows), initial=first))
+        masks = self._masks[first : firsts[-1]]
         masks[:] = -1
-        live = [row for row, slot in enumerate(slots) if slot in self._matchers and not self._matchers[slot].is_ended]
-        if len(live) == len(slots):
-            self._library.fill_all([self._matchers[slot] for slot in slots], masks)
-        else:
-            for row in live:
-                self._matchers[slots[row]].fill(masks, row)
+        if len(masks) == len(rows) and all(self._is_live(slot) for slot, _ in rows):
+            self._library.fill_all([self._matchers[slot] for slot, _ in rows], masks)
+            return firsts[-1]
+        for line, (slot, drafts) in zip(firsts, rows, strict=False):
+            if self._is_live(slot):
+                self._fill_row(self._matchers[slot], line, drafts)
+        return firsts[-1]
+
+    def _fill_row(self, matcher: Matcher, line: int, drafts: list[int]) -> None:
+        matcher.fill(self._masks, line)
+        num_accepted = 0
+        for token in drafts:
+            if not matcher.accept(token):
+                break
+            num_accepted += 1
+            if matcher.is_ended:
+                break
+            matcher.fill(self._masks, line + num_accepted)
+        if num_accepted:
+            matcher.rollback(num_accepted)
+
+    def _is_live(self, slot: int) -> bool:
+        return slot in self._matchers and not self._matchers[slot].is_ended

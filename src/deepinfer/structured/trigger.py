@@ -6,7 +6,7 @@ from deepinfer.structured.grammar import Constraint
 
 
 class Trigger:
-    """Follows an answer until the trigger's tokens have come one after the other.
+    """Follows an answer until the trigger's tokens have come one after the other. A copy goes its own way.
 
     forced_token: the only token that may come next, after the bound token was seen; else None.
     """
@@ -27,7 +27,7 @@ class Trigger:
         """The answer's next token, while the grammar is not active."""
         self._seen = [*self._seen, token][-len(self._tokens) :]
         if self._forced:
-            self._forced.pop()
+            self._forced = self._forced[:-1]
             self.is_active = not self._forced
         elif self._seen == self._tokens:
             self.is_active = True

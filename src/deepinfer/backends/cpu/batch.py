@@ -32,6 +32,7 @@ class BatchStruct(ctypes.Structure):
         ("num_rows", LONG),
         ("table_columns", LONG),
         ("block_tokens", LONG),
+        ("is_block", LONG),
     )
 
 
@@ -99,7 +100,7 @@ def _make_batch(batch: TokenBatch) -> tuple[int, BatchStruct, list[Tensor]]:
         dense("window starts", batch.window_starts, (num_rows,), torch.int32),
     ]
     pointers = [tensor.data_ptr() for tensor in kept]
-    struct = BatchStruct(*pointers, num_tokens, num_rows, num_columns, batch.block_tokens)
+    struct = BatchStruct(*pointers, num_tokens, num_rows, num_columns, batch.block_tokens, batch.is_block)
     return ctypes.addressof(struct), struct, kept
 
 

@@ -38,6 +38,7 @@ class LayerStruct(ctypes.Structure):
         ("index_pages", POINTER),
         ("state", POINTER),
         ("engram_place", LONG),
+        ("tap_place", LONG),
         ("reads_entries", LONG),
         ("keeps_candidates", LONG),
         ("uses_candidates", LONG),
@@ -53,6 +54,8 @@ class InputsStruct(ctypes.Structure):
         ("num_columns", LONG),
         ("ngram_rows", POINTER),
         ("is_image", POINTER),
+        ("taps", POINTER),
+        ("num_taps", LONG),
     )
 
 
@@ -123,7 +126,12 @@ def _step_inputs(inputs: LayerInputs) -> tuple[InputsStruct, list[Tensor]]:
     if inputs.is_image is not None:
         kept.append(dense("is_image", inputs.is_image, (batch.num_tokens,), torch.bool))
         image = kept[-1].data_ptr()
-    return InputsStruct(batch_address(batch), batch.max_position, num_columns, rows, image), kept
+    struct = InputsStruct(batch_address(batch), batch.max_position, num_columns, rows, image)
+    if inputs.taps is not None:
+        expect("taps", inputs.taps, (batch.num_tokens, None, None), torch.float32)
+        require(inputs.taps.is_contiguous(), "taps are written to and must be contiguous")
+        struct.taps, struct.num_taps = inputs.taps.data_ptr(), inputs.taps.shape[1]
+    return struct, kept
 
 
 def _given(selection: Selection | None, num_tokens: int) -> tuple[ChoiceStruct, list[Tensor]]:
@@ -148,7 +156,8 @@ def _layer_struct(layer: BoundLayer) -> LayerStruct:
         f"the window ring holds {window.shape[1]} positions; it must hold {parts.attention.window - 1}",
     )
     struct = LayerStruct(
-        engram_place=parts.engram_place, reads_entries=parts.reads_entries,
+        engram_place=parts.engram_place, tap_place=-1 if parts.tap_place is None else parts.tap_place,
+        reads_entries=parts.reads_entries,
         keeps_candidates=parts.keeps_candidates, uses_candidates=parts.uses_candidates,
         window=write_cache("window ring", window, dim // 32 * 33),
     )  # fmt: skip

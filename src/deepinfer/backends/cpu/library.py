@@ -24,6 +24,8 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "hyper_enter": (None, POINTER, POINTER, POINTER, LONG, POINTER, POINTER, POINTER, POINTER),
     "hyper_leave": (None, POINTER, POINTER, POINTER, POINTER, LONG, LONG, LONG, POINTER),
     "attention_inputs": (None, POINTER, POINTER, LONG, POINTER, LONG, POINTER, POINTER, POINTER),
+    "main_rows": (None, POINTER, POINTER, LONG, POINTER, LONG, POINTER),
+    "tap": (None, POINTER, LONG, LONG, LONG, POINTER, LONG),
     "project_out": (None, POINTER, POINTER, LONG, POINTER),
     "pack_rows": (None, POINTER, LONG, LONG, LONG, POINTER),
     "unpack_rows": (None, POINTER, LONG, LONG, LONG, POINTER),

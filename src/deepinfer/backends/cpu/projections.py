@@ -114,6 +114,17 @@ def attention_inputs(x: Tensor, positions: Tensor, attention: CpuAttention) -> t
     return low_rank, q, window_rows
 
 
+def main_rows(x: Tensor, positions: Tensor, attention: CpuAttention) -> Tensor:
+    """Packed window rows [T, bytes] of x [T, H]."""
+    x = rows_of("x", x, attention.down.columns)
+    positions = dense("positions", positions, (len(x),), torch.int32)
+    window_rows = torch.empty(len(x), attention.dim // 32 * 33, dtype=torch.uint8)
+    native().main_rows(
+        attention.address, x.data_ptr(), x.stride(0), positions.data_ptr(), len(x), window_rows.data_ptr()
+    )
+    return window_rows
+
+
 def project_out(attended: Tensor, attention: CpuAttention) -> Tensor:
     """wo_a per group of heads, then wo_b: [T, h, D] -> [T, H] float32."""
     num_tokens = len(attended)

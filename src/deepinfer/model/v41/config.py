@@ -120,6 +120,15 @@ class ModelConfig:
         """Tokens per cache block."""
         return block_tokens_for(self.ratios)
 
+    @cached_property
+    def draft_layers(self) -> tuple[LayerPlan, ...]:
+        """The blocks of the draft head, numbered on from the last layer."""
+        num_blocks = self.draft.num_stages if self.draft is not None else 0
+        return tuple(
+            LayerPlan(self.num_layers + block, block, 0, "draft", None, None, True, None, False, False)
+            for block in range(num_blocks)
+        )
+
     def rope(self, ratio: int) -> RopeSpec:
         """The rotary embedding of a layer with this ratio."""
         return self.compressed_rope if ratio else self.window_rope

@@ -1,4 +1,4 @@
-"""One backbone layer: its weights through the prepare ops, and its views into the caches."""
+"""One layer: its weights through the prepare ops, and its views into the caches."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from deepinfer.ops.layers import LayerCaches, LayerParts
 from deepinfer.ops.table import Ops
 
 
-def prepare_layer(plan: LayerPlan, ops: Ops, weights: ModelWeights) -> LayerParts:
-    """Read a layer's weights and hand them to the ops that pack them."""
+def prepare_layer(plan: LayerPlan, ops: Ops, weights: ModelWeights, tap_place: int | None = None) -> LayerParts:
+    """Read a layer's weights and hand them to the ops that pack them. tap_place: see `LayerParts`."""
     index = plan.index
     return LayerParts(
         engram=ops.prepare_engram(weights.engram(index)) if plan.engram is not None else None,
         engram_place=plan.engram or 0,
+        tap_place=tap_place,
         attention_hyper=ops.prepare_hyper(weights.hyper(index, "attn"), weights.attention_norm(index)),
         attention=ops.prepare_attention(weights.attention(index)),
         compressor=ops.prepare_compressor(weights.compressor(index)) if plan.owns_kv else None,

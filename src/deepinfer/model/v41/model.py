@@ -7,6 +7,7 @@ from torch import Tensor
 
 from deepinfer.cache.pools import CachePools
 from deepinfer.model.v41.config import ModelConfig
+from deepinfer.model.v41.draft import BoundDraft, Draft
 from deepinfer.model.v41.layer import layer_caches, prepare_layer
 from deepinfer.model.v41.weights import ModelWeights
 from deepinfer.ops.batch import ForwardBatch, Hidden
@@ -15,17 +16,20 @@ from deepinfer.ops.table import Ops
 
 
 class Model:
-    """Prepared weights of the whole backbone; stateless but for them.
+    """Prepared weights of the backbone and, if it is to draft, the draft head; stateless but for them.
 
     Weights are read from `weights` layer by layer and handed to the ops' `prepare_*`.
     """
 
-    def __init__(self, config: ModelConfig, ops: Ops, weights: ModelWeights):
+    def __init__(self, config: ModelConfig, ops: Ops, weights: ModelWeights, *, drafts: bool = False):
         self.config, self.ops = config, ops
         self.embedding = ops.prepare_embedding(weights.embedding(), config.num_streams)
         self.ngrams = ops.prepare_ngrams(weights.ngrams()) if config.engram is not None else None
-        self.layers = [prepare_layer(plan, ops, weights) for plan in config.layers]
+        targets = config.draft.target_layers if drafts and config.draft is not None else ()
+        places = {layer: place for place, layer in enumerate(targets)}
+        self.layers = [prepare_layer(plan, ops, weights, places.get(plan.index)) for plan in config.layers]
         self.head = ops.prepare_head(weights.head())
+        self.draft = Draft(config, ops, weights, self.embedding, self.head) if drafts else None
 
     def bind(self, pools: CachePools) -> BoundModel:
         """The model over one set of caches."""
@@ -48,6 +52,7 @@ class BoundModel:
         self.layers_above = ops.prepare_layers(layers[boundary + 1 :])
         self.token_ring = pools.numbers("tokens", torch.int32).squeeze(-1)  # [slots, length]
         self.window = model.config.window
+        self.draft = BoundDraft(model.draft, pools) if model.draft is not None else None
 
     def forward(self, inputs: ForwardBatch) -> Hidden:
         """What `logits` reads, for the logit tokens; writes the step's entries into all caches.
@@ -60,10 +65,14 @@ class BoundModel:
         if model.ngrams is not None:
             ngram_rows = ops.ngram_rows(inputs.tokens, batch, self.token_ring, model.ngrams)
         ops.store_tokens(inputs.tokens, batch, self.token_ring)
-        state = LayerState(*ops.embed(inputs.tokens, model.embedding), None)
-        done = self._run_layers(state, LayerInputs(batch, ngram_rows, inputs.is_image), inputs)
+        state, taps = LayerState(*ops.embed(inputs.tokens, model.embedding), None), None
+        if self.draft is not None and inputs.feeds_draft:
+            taps = self.draft.new_taps(batch.num_tokens, model.config.hidden_size, inputs.tokens.device)
+        done, taps = self._run_layers(state, LayerInputs(batch, ngram_rows, inputs.is_image, taps), inputs)
         if done is None:  # no token reached the head
             return Hidden(state.streams[:0], state.pre[:0])
+        if self.draft is not None and taps is not None:
+            self.draft.store_main(taps, inputs.decoder)
         chosen = inputs.logit_tokens
         return Hidden(done.streams, done.pre) if chosen is None else Hidden(done.streams[chosen], done.pre[chosen])
 
@@ -71,14 +80,18 @@ class BoundModel:
         """Logits [tokens, vocab] float32."""
         return self.model.ops.head(hidden.streams, hidden.pre, self.model.head)
 
-    def _run_layers(self, state: LayerState, shared: LayerInputs, inputs: ForwardBatch) -> LayerState | None:
-        """The decoder's tokens after all layers; None when there are none."""
+    def _run_layers(
+        self, state: LayerState, shared: LayerInputs, inputs: ForwardBatch
+    ) -> tuple[LayerState | None, Tensor | None]:
+        """The decoder's tokens after all layers, None when there are none; and their taps."""
         ops, kept, boundary = self.model.ops, inputs.decoder_tokens, self.boundary_layer
         if boundary is None or inputs.decoder is inputs.encoder:
-            state = ops.run_layers(state, shared, self.all_layers)
-            return state if kept is None else LayerState(state.streams[kept], state.pre[kept], None)
+            state, taps = ops.run_layers(state, shared, self.all_layers), shared.taps
+            if kept is None:
+                return state, taps
+            return LayerState(state.streams[kept], state.pre[kept], None), None if taps is None else taps[kept]
         entered = enter_layer(ops, boundary, ops.run_layers(state, shared, self.layers_below), shared)
         if kept is not None and not len(kept):
-            return None
+            return None, None
         entered, shared = keep_tokens(entered, shared, kept, inputs.decoder)
-        return ops.run_layers(leave_layer(ops, boundary, entered, shared), shared, self.layers_above)
+        return ops.run_layers(leave_layer(ops, boundary, entered, shared), shared, self.layers_above), shared.taps

@@ -35,8 +35,8 @@ PARTS = (
 
 
 def layer_name(layer: LayerPlan) -> str:
-    """Prefix of a layer's tensors; the checkpoint counts its own layers."""
-    return f"layers.{layer.layer_id}"
+    """Prefix of a layer's tensors; the checkpoint counts its own layers and draft blocks."""
+    return f"mtp.{layer.layer_id}" if layer.role == "draft" else f"layers.{layer.layer_id}"
 
 
 def catalogue(config: ModelConfig) -> Iterator[TensorSpec]:
@@ -163,8 +163,8 @@ def _block(name: str, layer: int | None, config: ModelConfig, num_experts: int) 
 
 def _draft(config: ModelConfig, draft: DraftConfig) -> Iterator[TensorSpec]:
     hidden, part, last = config.hidden_size, _Part("draft", None, "draft"), f"mtp.{draft.num_stages - 1}"
-    for stage in range(draft.num_stages):
-        yield from _block(f"mtp.{stage}", None, config, draft.num_experts)
+    for block in config.draft_layers:
+        yield from _block(layer_name(block), None, config, draft.num_experts)
     yield from part.fp8("mtp.0.main_proj", hidden, len(draft.target_layers) * hidden)
     yield part.norm("mtp.0.main_norm", hidden)
     yield part.norm(f"{last}.norm", hidden)

@@ -4,6 +4,7 @@ full      KV source: owns compressed vectors and index keys, selects for itself 
 reindex   selects anew over the keys of its KV source
 reuse     takes the selection of the last full or reindex layer
 window    reads nothing but its own sliding window
+draft     a block of the draft head: the same, over main vectors instead of its own
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from deepinfer.cache.groups import block_tokens_for
 from deepinfer.errors import ConfigError
 from deepinfer.model.section import Section
 
-Role = Literal["window", "full", "reindex", "reuse"]
+Role = Literal["window", "full", "reindex", "reuse", "draft"]
 MAX_BLOCK_TOKENS = 65536
 
 

@@ -14,6 +14,7 @@ from deepinfer.model.v41.ngrams import ngram_spec
 from deepinfer.ops.weights import (
     AttentionWeights,
     CompressorWeights,
+    DraftWeights,
     EngramWeights,
     ExpertWeights,
     HeadWeights,
@@ -27,7 +28,7 @@ from deepinfer.ops.weights import (
 
 
 class ModelWeights:
-    """Weights by our layer index; nothing is kept, so each is read once, by whoever packs it.
+    """Weights by our layer index (draft blocks come after the last layer); nothing is kept, so each is read once, by whoever packs it.
 
     folder: where tokenizer.json lies, for the n-gram hashes; None for weights that come without one.
     device: where the tensors are handed over.
@@ -37,6 +38,7 @@ class ModelWeights:
         self, source: Source, config: ModelConfig, folder: Path | None = None, device: torch.device | str = "cpu"
     ) -> None:
         self._source, self._config, self._folder, self._device = source, config, folder, device
+        self._plans = (*config.layers, *config.draft_layers)
 
     def embedding(self) -> Weight:
         """[vocab, hidden] bf16."""
@@ -80,7 +82,7 @@ class ModelWeights:
             num_heads=config.num_heads,
             num_groups=config.num_groups,
             window=config.window,
-            rope=config.rope(config.layers[layer].ratio),
+            rope=config.rope(self._plans[layer].ratio),
         )
 
     def compressor(self, layer: int) -> CompressorWeights:
@@ -120,7 +122,7 @@ class ModelWeights:
             weight=self._plain(f"{name}.weight"),
             bias=self._plain(f"{name}.bias"),
             bias_vl=self._plain(f"{name}.bias_vl"),
-            num_active=config.num_active_experts,
+            num_active=self._expert_counts(layer)[1],
             scoring=config.scoring,
             normalize=config.normalize_shares,
             scaling=config.routed_scaling,
@@ -129,7 +131,7 @@ class ModelWeights:
 
     def experts(self, layer: int) -> ExpertWeights:
         """The routed experts of a layer, stacked."""
-        name, num_experts = f"{self._name(layer)}.ffn.experts", self._config.num_experts
+        name, num_experts = f"{self._name(layer)}.ffn.experts", self._expert_counts(layer)[0]
         stacked = []
         for matrix in ("w1", "w2", "w3"):
             names = [f"{name}.{expert}.{matrix}" for expert in range(num_experts)]
@@ -155,8 +157,28 @@ class ModelWeights:
             norm_eps=self._config.norm_eps,
         )
 
+    def draft(self) -> DraftWeights:
+        """The draft head but for its blocks."""
+        first, last = (layer_name(self._config.draft_layers[block]) for block in (0, -1))
+        return DraftWeights(
+            main_proj=self._scaled(f"{first}.main_proj"),
+            main_norm=self._norm(f"{first}.main_norm"),
+            norm=self._norm(f"{last}.norm"),
+            markov_embed=self._plain(f"{last}.markov_head.embed.weight"),
+            markov_head=self._plain(f"{last}.markov_head.head.weight"),
+            confidence=self._plain(f"{last}.confidence_head.proj.weight"),
+        )
+
     def _name(self, layer: int) -> str:
-        return layer_name(self._config.layers[layer])
+        return layer_name(self._plans[layer])
+
+    def _expert_counts(self, layer: int) -> tuple[int, int]:
+        """Routed experts of a layer, and how many of them a token passes."""
+        config, draft = self._config, self._config.draft
+        if self._plans[layer].role == "draft":
+            assert draft is not None
+            return draft.num_experts, draft.num_active_experts
+        return config.num_experts, config.num_active_experts
 
     def _plain(self, name: str) -> Weight:
         return Weight(self._source.get(name).to(self._device))

@@ -73,6 +73,15 @@ def attention_inputs(
     return low_rank, both[:, :-1], quant.pack_window(both[:, -1])
 
 
+def main_rows(numerics: Numerics, x: Tensor, positions: Tensor, attention: Attention) -> Tensor:
+    """Packed window rows [T, bytes] of x [T, H]."""
+    expect("x", x, (None, None), torch.float32)
+    expect("positions", positions, (x.shape[0],))
+    kv = linear(numerics, x, attention.down)[:, attention.q_norm.weight.shape[0] :]
+    kv = rms_norm(numerics, kv, attention.kv_norm)
+    return quant.pack_window(numerics.act(rotate(kv, rotation(positions, attention.frequencies))))
+
+
 def attend(
     numerics: Numerics,
     q: Tensor,
@@ -127,13 +136,14 @@ def project_out(numerics: Numerics, attended: Tensor, attention: Attention) -> T
 class Places:
     """Where a tile of tokens finds its window vectors; the same for all layers of one window.
 
-    slots: [rows] int64 of the tile's rows. begin: the first token of the step that is needed.
+    slots: [rows] int64 of the tile's rows. begin, end: the tokens of the step that are needed.
     index: [t * n] int64 into a zero vector, the rows' rings and this step's tokens from `begin` on.
     hidden: [t, n] bool, places without a vector.
     """
 
     slots: Tensor
     begin: int
+    end: int
     index: Tensor
     hidden: Tensor
 
@@ -152,23 +162,29 @@ def _window_keys(
     places = batch.once(key, lambda: _window_places(batch, window, length, first, last))
     history = ring.index_select(0, places.slots).flatten(0, 1)
     empty = window_rows.new_zeros(1, ring.shape[2])
-    vectors = quant.unpack_window(torch.cat([empty, history, window_rows[places.begin : last]]))
+    vectors = quant.unpack_window(torch.cat([empty, history, window_rows[places.begin : places.end]]))
     return vectors.index_select(0, places.index).unflatten(0, places.hidden.shape), places.hidden
 
 
 def _window_places(batch: TokenBatch, window: int, length: int, first: int, last: int) -> Places:
     is_whole = first == 0 and last == batch.num_tokens
     low, high = (0, len(batch.row_slots)) if is_whole else (int(batch.rows[first]), int(batch.rows[last - 1]) + 1)
-    begin = max(0, first - window + 1)
-    rows, positions = batch.rows[first:last].long(), batch.positions[first:last].long().unsqueeze(1)
-    oldest = torch.maximum(positions - (window - 1), batch.window_starts[rows].unsqueeze(1))
-    seen = oldest + torch.arange(min(window, batch.max_position + 1), device=rows.device)
+    rows, newest = batch.rows[first:last].long(), batch.positions[first:last].long().unsqueeze(1)
+    if batch.is_block:
+        begin, end = (int(batch.row_offsets[row]) for row in (low, high))
+        starts = batch.row_starts[rows].long().unsqueeze(1)
+        oldest, newest = starts - window, starts + batch.row_offsets.diff()[rows].unsqueeze(1) - 1
+        width = window + end - begin
+    else:
+        begin, end, oldest, width = max(0, first - window + 1), last, newest - (window - 1), window
+    oldest = torch.maximum(oldest, batch.window_starts[rows].unsqueeze(1))
+    seen = oldest + torch.arange(min(width, batch.max_position + 1), device=rows.device)
     ahead = seen - batch.row_starts[rows].unsqueeze(1)  # negative: in the ring
     in_ring = (rows - low).unsqueeze(1) * length + seen % length + 1
     in_step = ahead + batch.row_offsets[rows].unsqueeze(1) + ((high - low) * length - begin + 1)
-    hidden = seen > positions
+    hidden = seen > newest
     index = torch.where(ahead < 0, in_ring, in_step).masked_fill_(hidden, 0).flatten()
-    return Places(batch.row_slots[low:high].long(), begin, index, hidden)
+    return Places(batch.row_slots[low:high].long(), begin, end, index, hidden)
 
 
 def _entry_keys(batch: TokenBatch, pages: Tensor, entries: Tensor, first: int, last: int) -> tuple[Tensor, Tensor]:

@@ -198,15 +198,24 @@ void unpack_window_keys(const Layer& layer, const Step& step, int64_t row, int64
     }
 }
 
-// The first position in a token's window.
+// The first position in the window of a token.
 int64_t oldest_key(const Layer& layer, const Step& step, int64_t row, int64_t position) {
-    return std::max({position - layer.window + 1, int64_t{step.batch.window_starts[row]}, int64_t{0}});
+    const Batch& batch = step.batch;
+    const int64_t last = batch.is_block ? int64_t{batch.row_starts[row]} - 1 : position;
+    return std::max({last - layer.window + 1, int64_t{batch.window_starts[row]}, int64_t{0}});
+}
+
+// The last position in the window of a token.
+int64_t newest_key(const Step& step, int64_t row, int64_t position) {
+    const Batch& batch = step.batch;
+    if (!batch.is_block) return position;
+    return int64_t{batch.row_starts[row]} + batch.row_offsets[row + 1] - batch.row_offsets[row] - 1;
 }
 
 // Both parts of every token of a tile, which share its unpacked window.
 void attend_tile(const Layer& layer, const Step& step, const Tile& tile) {
     const int64_t dim = layer.dim, oldest = oldest_key(layer, step, tile.row, tile.position);
-    const int64_t newest = tile.position + tile.last - tile.first - 1;
+    const int64_t newest = newest_key(step, tile.row, tile.position + tile.last - tile.first - 1);
     float* keys = scratch<WindowKeys>((std::max<int64_t>(newest - oldest + 1, 0) + KEYS) * dim);
     float* block = scratch<EntryKeys>((BLOCK_KEYS + KEYS) * dim);
     float* memory = scratch<PartSums>(2 * Sums::size(layer));
@@ -215,9 +224,10 @@ void attend_tile(const Layer& layer, const Step& step, const Tile& tile) {
     for (int64_t number = tile.first; number < tile.last; ++number) {
         const int64_t position = tile.position + number - tile.first;
         const int64_t begin = oldest_key(layer, step, tile.row, position);
+        const int64_t end = newest_key(step, tile.row, position);
         const Query query(step.q + number * layer.heads * dim, layer);
         window.begin(layer, layer.sink);
-        if (begin <= position) fold_keys(query, window, layer, keys + (begin - oldest) * dim, position - begin + 1);
+        if (begin <= end) fold_keys(query, window, layer, keys + (begin - oldest) * dim, end - begin + 1);
         entries.begin(layer, nullptr);
         if (step.pages)
             fold_entries(query, entries, layer, step, tile.row, step.entries + number * step.num_entries, block);
@@ -235,11 +245,12 @@ void attend_split(const Layer& layer, const Step& step, const Tile* tiles, int64
             const Sums sums(memory + i * size, layer);
             const Query query(step.q + tile.first * layer.heads * dim, layer);
             const int64_t oldest = oldest_key(layer, step, tile.row, tile.position);
-            const int64_t num_keys = std::max<int64_t>(tile.position - oldest + 1, 0);
+            const int64_t newest = newest_key(step, tile.row, tile.position);
+            const int64_t num_keys = std::max<int64_t>(newest - oldest + 1, 0);
             sums.begin(layer, i % 2 ? nullptr : layer.sink);
             if (i % 2 == 0) {
                 float* keys = scratch<WindowKeys>((num_keys + KEYS) * dim);
-                unpack_window_keys(layer, step, tile.row, oldest, tile.position, keys);
+                unpack_window_keys(layer, step, tile.row, oldest, newest, keys);
                 fold_keys(query, sums, layer, keys, num_keys);
             } else if (step.pages) {
                 float* block = scratch<EntryKeys>((BLOCK_KEYS + KEYS) * dim);

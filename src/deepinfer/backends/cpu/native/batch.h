@@ -16,6 +16,7 @@ struct Batch {
     const int32_t* block_table;    // [rows, table_columns]
     const int32_t* window_starts;  // [rows]
     int64_t num_tokens, num_rows, table_columns, block_tokens;
+    int64_t is_block;  // each row is a block of drafts
 };
 
 // Rings [slots, length, bytes per entry] or pages [blocks, entries, bytes per entry]; the entries of one slot or

@@ -136,3 +136,13 @@ EXPORT void hyper_leave(const float* streams, const float* output, const float* 
         }
     });
 }
+
+// Mean over the streams: [tokens, num_streams, hidden] -> rows of out, `stride` numbers apart.
+EXPORT void tap(const float* streams, int64_t tokens, int64_t num_streams, int64_t hidden, float* out, int64_t stride) {
+    float share[MAX_STREAMS];
+    std::fill_n(share, num_streams, 1.0f / static_cast<float>(num_streams));
+    parallel(tokens, GRAIN, [&](int64_t first, int64_t last) {
+        for (int64_t t = first; t < last; ++t)
+            collapse(streams + t * num_streams * hidden, share, num_streams, hidden, out + t * stride);
+    });
+}

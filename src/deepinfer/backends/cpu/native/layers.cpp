@@ -20,15 +20,18 @@ struct Layer {
     const Router* router;
     const Experts *experts, *shared_expert;
     const Cache *window, *pages, *index_pages, *state;
-    int64_t engram_place, reads_entries, keeps_candidates, uses_candidates;
+    int64_t engram_place, tap_place, reads_entries, keeps_candidates, uses_candidates;  // tap_place -1 = none
 };
 
-// The step's tokens; ngram_rows [engram layers, tokens, columns] and is_image [tokens] may be null.
+// The step's tokens; ngram_rows [engram layers, tokens, columns], is_image [tokens] and taps [tokens, num_taps,
+// hidden] may be null.
 struct Inputs {
     const Batch* batch;
     int64_t max_position, num_columns;
     const int64_t* ngram_rows;
     const uint8_t* is_image;
+    float* taps;
+    int64_t num_taps;
 };
 
 // entries [tokens, num_entries] and candidates [tokens, num_candidates], null as long as nothing was selected.
@@ -101,7 +104,7 @@ void attention_half(const Layer& layer, const Inputs& inputs, float* streams, fl
     attend(&batch, q, window_rows, layer.window, reads ? layer.pages : nullptr, reads ? choice.entries : nullptr,
            reads ? choice.num_entries : 0, attention.sink, attention.frequencies, attention.num_heads, dim,
            attention.window, attention.num_pairs, attended);
-    store_ring(batch, window_rows, *layer.window);
+    if (!batch.is_block) store_ring(batch, window_rows, *layer.window);
     float* output = scratch<OutputBuffer>(tokens * hidden);
     project_out(&attention, attended, tokens, output);
     hyper_leave(streams, output, mix.post, mix.comb, tokens, num_streams, hidden, streams);
@@ -145,6 +148,10 @@ EXPORT int64_t run_layers(const Layer* layers, int64_t count, const Inputs* inpu
             const int64_t* rows = inputs->ngram_rows + layer->engram_place * tokens * inputs->num_columns;
             if (engram(layer->engram, streams, rows, inputs->num_columns, inputs->is_image, tokens, streams)) return 1;
         }
+        if (inputs->taps && layer->tap_place >= 0)
+            tap(streams, tokens, layer->attention_hyper->num_streams, layer->attention_hyper->hidden,
+                inputs->taps + layer->tap_place * layer->attention_hyper->hidden,
+                inputs->num_taps * layer->attention_hyper->hidden);
         attention_half(*layer, *inputs, streams, pre, choice);
         if (expert_half(*layer, *inputs, streams, pre)) return 1;
     }

@@ -79,6 +79,7 @@ EXPORT void hyper_enter(const deepinfer::Hyper* hyper, const float* streams, con
                         float* x, float* next_pre, float* post, float* comb);
 EXPORT void hyper_leave(const float* streams, const float* output, const float* post, const float* comb,
                         int64_t tokens, int64_t num_streams, int64_t hidden, float* out);
+EXPORT void tap(const float* streams, int64_t tokens, int64_t num_streams, int64_t hidden, float* out, int64_t stride);
 EXPORT void attention_inputs(const deepinfer::Attention* attention, const float* x, int64_t stride,
                              const int32_t* positions, int64_t tokens, float* low_rank, float* q,
                              uint8_t* window_rows);

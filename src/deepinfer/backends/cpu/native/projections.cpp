@@ -20,10 +20,16 @@ struct DownScratch;
 struct LowScratch;
 struct ProductScratch;
 
+// Norm, rotation and packing of one wkv product [dim], which is changed.
+void pack_row(const Attention& attention, float* kv, const Turn& turn, uint8_t* packed) {
+    rms_norm(kv, attention.kv_norm, attention.kv_eps, attention.dim, kv);
+    rotate(kv, attention.dim, turn);
+    pack_window(kv, attention.dim, packed);
+}
+
 void inputs(const Attention& attention, const float* x, int64_t stride, const int32_t* positions, int64_t tokens,
             float* low_rank, float* q, uint8_t* window_rows) {
     const int64_t dim = attention.dim, rank = attention.wq_b.columns, width = attention.down.rows;
-    const int64_t row_bytes = window_bytes(dim);
     float* down = scratch<DownScratch>(std::min(tokens, CHUNK) * width);
     gemm(x, tokens, stride, attention.down, down, width);
     parallel(tokens, GRAIN, [&](int64_t first, int64_t last) {
@@ -35,10 +41,7 @@ void inputs(const Attention& attention, const float* x, int64_t stride, const in
         Turn turn;
         for (int64_t t = first; t < last; ++t) {
             set_turn(turn, positions[t], attention.frequencies, attention.num_pairs);
-            float* kv = down + t * width + rank;
-            rms_norm(kv, attention.kv_norm, attention.kv_eps, dim, kv);
-            rotate(kv, dim, turn);
-            pack_window(kv, dim, window_rows + t * row_bytes);
+            pack_row(attention, down + t * width + rank, turn, window_rows + t * window_bytes(dim));
             for (int64_t head = 0; head < attention.num_heads; ++head)
                 rotate(q + t * attention.wq_b.rows + head * dim, dim, turn);
         }
@@ -57,6 +60,24 @@ EXPORT void attention_inputs(const Attention* attention, const float* x, int64_t
         inputs(*attention, x + t * stride, stride, positions + t, std::min(CHUNK, tokens - t),
                low_rank + t * attention->wq_b.columns, q + t * attention->wq_b.rows,
                window_rows + t * window_bytes(dim));
+}
+
+// The window rows of `attention_inputs` alone.
+EXPORT void main_rows(const Attention* attention, const float* x, int64_t stride, const int32_t* positions,
+                      int64_t tokens, uint8_t* window_rows) {
+    const int64_t rank = attention->wq_b.columns, width = attention->down.rows, row_bytes = window_bytes(attention->dim);
+    for (int64_t start = 0; start < tokens; start += CHUNK) {
+        const int64_t count = std::min(CHUNK, tokens - start);
+        float* down = scratch<DownScratch>(count * width);
+        gemm(x + start * stride, count, stride, attention->down, down, width);
+        parallel(count, GRAIN, [&](int64_t first, int64_t last) {
+            Turn turn;
+            for (int64_t t = first; t < last; ++t) {
+                set_turn(turn, positions[start + t], attention->frequencies, attention->num_pairs);
+                pack_row(*attention, down + t * width + rank, turn, window_rows + (start + t) * row_bytes);
+            }
+        });
+    }
 }
 
 EXPORT void project_out(const Attention* attention, const float* attended, int64_t tokens, float* out) {

@@ -1,0 +1,167 @@
+"""Speculation: the drafts of one engine between two steps, on the device's side."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from deepinfer.config.engine import DraftAcceptance
+from deepinfer.messages import Bool, DraftCounts, Int32, SlotSetup, StepPlan
+from deepinfer.ops.batch import TokenBatch
+from deepinfer.runner.batch import BatchBuilder
+from deepinfer.runner.lines import Lines
+from deepinfer.sampling.before import Before
+from deepinfer.sampling.rejection import DRAFT_NOISE, Proposed
+from deepinfer.sampling.sampler import Sampler
+from deepinfer.speculate.policy import DraftPolicy
+from deepinfer.speculate.progress import SlotProgress
+from deepinfer.speculate.verify import count_tokens
+from deepinfer.structured.rows import ConstrainedRows
+
+
+class DraftHead(Protocol):
+    """A draft head over its caches, of whatever model version."""
+
+    def block(self, tokens: Tensor, batch: TokenBatch) -> tuple[Tensor, Tensor]:
+        """Newest tokens [n] int64 -> features [n * places, H] and logits [n * places, V] of the drafts after them."""
+        ...
+
+    def next(self, logits: Tensor, x: Tensor, previous: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits [n, V] and raw confidence [n] of the tokens that follow `previous` [n] int64."""
+        ...
+
+
+class Speculation:
+    """Proposes drafts after each step and says which of them the next one checks and keeps.
+
+    Called by the device thread, in this order for each step: `set_slots`, `resolve`, `before`, `verify`, `propose`.
+    acceptance: see `SpeculateOptions`.
+    """
+
+    def __init__(
+        self,
+        head: DraftHead,
+        builder: BatchBuilder,
+        sampler: Sampler,
+        policy: DraftPolicy,
+        num_slots: int,
+        num_drafts: int,
+        acceptance: DraftAcceptance = "coupled",
+    ) -> None:
+        self.num_drafts = num_drafts
+        self._head, self._builder, self._sampler, self._policy = head, builder, sampler, policy
+        self.progress = SlotProgress(num_slots)
+        self._tokens = np.zeros((num_slots + 1, num_drafts), dtype=np.int32)
+        self._confidence = np.zeros((num_slots + 1, num_drafts), dtype=np.float32)
+        self._num_ready = np.zeros(num_slots + 1, dtype=np.int32)
+        self._counts = DraftCounts(*(np.zeros(num_drafts, dtype=np.int64) for _ in range(3)), 0, 0.0)
+        self._is_coupled = acceptance == "coupled"
+        self._drawn_from: Tensor | None = None  # with rejection: logits [num_slots + 1, drafts, vocab] of the drafts
+        self._num_known = np.zeros(num_slots + 1, dtype=np.int32)
+
+    def set_slots(self, setups: Sequence[SlotSetup]) -> None:
+        """New occupants, without drafts until they have sampled."""
+        for setup in setups:
+            self.progress.set_slot(setup)
+            self._num_ready[setup.slot] = 0
+            self._num_known[setup.slot] = len(setup.token_ids)
+
+    def feeds_draft(self, plan: StepPlan, window: int) -> bool:
+        """Whether the head will look at a token of this plan: prompts are read up to their last window only."""
+        ends = plan.starts + plan.counts
+        return bool((~plan.is_prefill | (ends > self._num_known[plan.slots] - window)).any())
+
+    def resolve(self, plan: StepPlan, constraints: ConstrainedRows | None) -> StepPlan:
+        """The plan as it runs: each decode row begins where it really is and checks what the policy chooses."""
+        slots = plan.slots[~plan.is_prefill]
+        room = self.progress.room(plan)
+        room = np.where(room < 0, room, np.minimum(room, self._num_ready[slots]))
+        if constraints is not None:
+            room = constraints.limit_drafts(slots, self._tokens, room)
+        num_other = plan.num_tokens - int(plan.counts[~plan.is_prefill].sum())
+        return self.progress.resolve(plan, self._policy.choose(self._confidence[slots], room, num_other))
+
+    def before(self, lines: Lines) -> Before | None:
+        """The drafts before each line; None when no row checks any."""
+        return None if lines.is_single else Before(self._tokens[lines.line_slots], lines.line_places)
+
+    def drafts(self, lines: Lines) -> Int32:
+        """The drafts of each row [rows, drafts], of which it checks the first counts - 1."""
+        return self._tokens[lines.slots]
+
+    def proposed(self, lines: Lines) -> Proposed | None:
+        """With rejection, the drafts that the step checks; None when it checks none."""
+        if self._is_coupled or lines.is_single or self._drawn_from is None:
+            return None
+        checks = np.flatnonzero(lines.line_places < np.repeat(lines.counts - 1, lines.counts))
+        where = lines.line_slots[checks], lines.line_places[checks]
+        token_ids = torch.from_numpy(self._tokens[where].astype(np.int64)).to(self._builder.device)
+        places = tuple(torch.from_numpy(index.astype(np.int64)).to(self._builder.device) for index in where)
+        return Proposed(checks, token_ids, self._drawn_from[places])
+
+    def verify(self, lines: Lines, token_ids: Int32, is_usable: Bool) -> Int32:
+        """Tokens that each row keeps [rows], of those drawn [lines]; 0 for the padding rows."""
+        num_tokens = np.where(
+            lines.slots > 0, count_tokens(token_ids, is_usable, lines.counts, self._tokens[lines.slots]), 0
+        )
+        checked, accepted = lines.counts - 1, np.maximum(num_tokens - 1, 0)
+        rows = np.flatnonzero(checked)
+        if len(rows):
+            places = np.arange(self.num_drafts)
+            self._policy.observe(self._confidence[lines.slots[rows]], checked[rows], accepted[rows])
+            self._counts = dataclasses.replace(
+                self._counts,
+                checked=self._counts.checked + (places < checked[:, None]).sum(0),
+                accepted=self._counts.accepted + (places < accepted[:, None]).sum(0),
+                num_rows=self._counts.num_rows + len(rows),
+            )
+        self.progress.starts[lines.slots] = lines.firsts + num_tokens - 1
+        self._num_ready[lines.slots] = 0
+        return num_tokens.astype(np.int32)
+
+    def observe_step(self, num_tokens: int, seconds: float) -> None:
+        """A step of decode rows took so long up to here, drafting not included."""
+        self._policy.observe_step(num_tokens, seconds)
+
+    def propose(self, lines: Lines, newest: Int32) -> None:
+        """Draft what may follow each row's newest token [rows], and leave it where the next step reads tokens."""
+        policy, rows = self._policy, np.flatnonzero(lines.slots > 0)
+        if not len(rows) or not policy.wants_drafts(len(rows)):
+            return
+        started = time.monotonic()
+        slots, starts = lines.slots[rows], self.progress.starts[lines.slots[rows]]
+        batch = self._builder.block(slots, starts, lines.decoder_starts[rows], self.num_drafts)
+        previous = torch.from_numpy(newest[rows].astype(np.int64)).to(self._builder.device)
+        x, logits = self._head.block(previous, batch)
+        x, logits = x.unflatten(0, (len(rows), -1)), logits.unflatten(0, (len(rows), -1))
+        tokens = np.zeros((len(rows), self.num_drafts), dtype=np.int32)
+        for place in range(self.num_drafts):
+            row, confidence = self._head.next(logits[:, place], x[:, place], previous)
+            before = Before(tokens, np.full(len(rows), place, dtype=np.int32)) if place else None
+            noise = 0 if self._is_coupled else DRAFT_NOISE
+            previous, drawn_from = self._sampler.propose(row, slots, starts + place + 1, before, noise=noise)
+            self._keep_logits(slots, place, drawn_from)
+            tokens[:, place] = previous.cpu().numpy()
+            self._confidence[slots, place] = confidence.cpu().numpy()
+            self._builder.store(previous, slots, starts + place + 1)
+        self._tokens[slots], self._num_ready[slots] = tokens, self.num_drafts
+        self._counts = dataclasses.replace(self._counts, proposed=self._counts.proposed + len(rows))
+        policy.observe_drafting(len(rows), time.monotonic() - started)
+
+    def _keep_logits(self, slots: Int32, place: int, logits: Tensor) -> None:
+        """Rejection needs to know what drafts were drawn from."""
+        if self._is_coupled:
+            return
+        if self._drawn_from is None:
+            self._drawn_from = logits.new_zeros(len(self._tokens), self.num_drafts, logits.shape[1])
+        self._drawn_from[torch.from_numpy(slots.astype(np.int64)).to(logits.device), place] = logits
+
+    def counts(self) -> DraftCounts:
+        """Counters so far."""
+        return dataclasses.replace(self._counts, calibration_error=self._policy.calibration_error)

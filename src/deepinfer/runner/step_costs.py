@@ -1,0 +1,113 @@
+"""Measuring how long steps and drafting take, once for each model, device and version."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from deepinfer import env, log
+from deepinfer.__about__ import __version__
+from deepinfer.messages import Int32, StepPlan
+from deepinfer.runner.lines import Lines
+from deepinfer.runner.runner import Runner
+from deepinfer.runner.speculation import DraftHead
+from deepinfer.speculate.costs import StepCosts
+
+logger = log.get(__name__)
+REPEATS = 2
+POSITION = 256  # where the measured tokens stand: their windows are full, and they select among entries
+LEAST_COUNTS = (1, 2, 4, 8, 16, 64, 256, 1024)
+
+
+def step_costs(runner: Runner, head: DraftHead, num_slots: int, num_drafts: int, key: str) -> tuple[StepCosts, StepCosts]:
+    """Of steps by their tokens, and of drafting by its rows; from the file of `key`, or measured now.
+
+    key: what decides the times: model, device, ops, threads.
+    """
+    token_counts = _counts(num_slots * (1 + num_drafts))
+    row_counts = _counts(num_slots)
+    file = _file(f"{key} {__version__} {num_drafts} {token_counts} {row_counts}")
+    times = _read(file, len(token_counts), len(row_counts))
+    if times is None:
+        started = time.monotonic()
+        times = (
+            [_best(partial(_step, runner, num_slots, count)) for count in token_counts],
+            [_best(partial(_draft, runner, head, count, num_drafts)) for count in row_counts],
+        )
+        logger.info("measured the times of steps of up to %d tokens in %.1f s", token_counts[-1], time.monotonic() - started)
+        _write(file, times)
+    return StepCosts(token_counts, times[0]), StepCosts(row_counts, times[1])
+
+
+def _counts(most: int) -> list[int]:
+    return [count for count in LEAST_COUNTS if 2 * count <= most] + [most]
+
+
+def _best(run: Callable[[], None]) -> float:
+    """Seconds of the fastest of some runs: what holds one up is not the step."""
+    seconds = []
+    for _ in range(REPEATS):
+        started = time.perf_counter()
+        run()
+        seconds.append(time.perf_counter() - started)
+    return min(seconds)
+
+
+def _step(runner: Runner, num_slots: int, num_tokens: int) -> None:
+    """A decode step of the padding slot, which reads zeros and writes nothing."""
+    num_rows = min(num_tokens, num_slots)
+    zeros, nothing = np.zeros(num_rows, dtype=np.int32), np.zeros(0, dtype=np.int32)
+    counts: Int32 = (zeros + num_tokens // num_rows) + (np.arange(num_rows) < num_tokens % num_rows).astype(np.int32)
+    yes, no = np.ones(num_rows, dtype=np.bool_), np.zeros(num_rows, dtype=np.bool_)
+    plan = StepPlan(0, zeros, zeros + POSITION, counts, zeros, no, yes, no, nothing, nothing, nothing, nothing)
+    hidden, lines = runner.model.forward(runner.builder.build(plan, feeds_draft=True)), Lines.of(plan)
+    runner.sampler.sample(runner.model.logits(hidden), lines.line_slots, lines.line_positions).token_ids.cpu()
+
+
+def _draft(runner: Runner, head: DraftHead, num_rows: int, num_drafts: int) -> None:
+    zeros = np.zeros(num_rows, dtype=np.int32)
+    batch = runner.builder.block(zeros, zeros + POSITION, zeros, num_drafts)
+    previous = torch.zeros(num_rows, dtype=torch.int64, device=runner.builder.device)
+    x, logits = head.block(previous, batch)
+    x, logits = x.unflatten(0, (num_rows, -1)), logits.unflatten(0, (num_rows, -1))
+    for place in range(num_drafts):
+        row, _ = head.next(logits[:, place], x[:, place], previous)
+        previous, _ = runner.sampler.propose(row, zeros, zeros + POSITION, None)
+    previous.cpu()
+
+
+def _file(key: str) -> Path:
+    home = env.get("XDG_CACHE_HOME")
+    folder = (Path(home) if home else Path.home() / ".cache") / "deepinfer" / "steps"
+    return folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
+
+
+def _read(file: Path, *sizes: int) -> tuple[list[float], list[float]] | None:
+    """Times that were measured before; None when there are none, or none that can be used."""
+    try:
+        found = json.loads(file.read_text())
+        lists = [[float(value) for value in found[name]] for name in ("steps", "drafting")]
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    is_sound = all(0 < value < math.inf for values in lists for value in values)
+    return (lists[0], lists[1]) if is_sound and [len(values) for values in lists] == list(sizes) else None
+
+
+def _write(file: Path, times: tuple[Sequence[float], Sequence[float]]) -> None:
+    """Keep them for the next start; a folder that cannot be written to costs that start a second."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        part = file.with_suffix(f".{os.getpid()}")
+        part.write_text(json.dumps({"steps": list(times[0]), "drafting": list(times[1])}))
+        part.replace(file)
+    except OSError as error:
+        logger.info("step times are not kept (%s)", error)

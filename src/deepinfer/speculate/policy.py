@@ -1,0 +1,135 @@
+"""How many drafts each row checks, and whether it is worth drafting at all."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from deepinfer.messages import Int32
+from deepinfer.speculate.calibration import Calibration, Float64
+from deepinfer.speculate.costs import StepCosts
+
+Confidence = NDArray[np.float32]
+PROBE_STEPS = 64  # plain steps after which drafts are tried again, to see whether texts or times have changed
+MEAN_RATE = 0.05  # share of one step in the mean survival of drafts
+
+
+class DraftPolicy(Protocol):
+    """Decides on the device's side of a step, where accepted counts and confidences are known."""
+
+    def choose(self, confidence: Confidence, room: Int32, num_other: int) -> Int32:
+        """Drafts to check [rows], at most room [rows]; -1 stays -1.
+
+        confidence: [rows, drafts] raw. num_other: tokens of the step besides these rows'.
+        """
+        ...
+
+    def wants_drafts(self, num_rows: int) -> bool:
+        """Whether to draft for the next step of so many rows."""
+        ...
+
+    def observe(self, confidence: Confidence, num_checked: Int32, num_accepted: Int32) -> None:
+        """What became of the drafts of a step's rows."""
+        ...
+
+    def observe_step(self, num_tokens: int, seconds: float) -> None:
+        """A step without prompt tokens took so long, drafting apart."""
+        ...
+
+    def observe_drafting(self, num_rows: int, seconds: float) -> None:
+        """Drafting for so many rows took so long."""
+        ...
+
+    @property
+    def calibration_error(self) -> float:
+        """See `DraftCounts`; 0 when nothing is estimated."""
+        ...
+
+
+class CheckAll:
+    """Every draft is checked."""
+
+    calibration_error = 0.0
+
+    def choose(self, confidence: Confidence, room: Int32, num_other: int) -> Int32:
+        return room
+
+    def wants_drafts(self, num_rows: int) -> bool:
+        return True
+
+    def observe(self, confidence: Confidence, num_checked: Int32, num_accepted: Int32) -> None:
+        pass
+
+    def observe_step(self, num_tokens: int, seconds: float) -> None:
+        pass
+
+    def observe_drafting(self, num_rows: int, seconds: float) -> None:
+        pass
+
+
+class CheckWorthwhile:
+    """As many drafts as bring the most accepted tokens a second, and those that survive most likely.
+
+    The survival of draft j is the product of the calibrated confidences of drafts 1 .. j. With the survivals of
+    all rows in falling order, checking the first N of them gives rows + (sum of these N) tokens in the
+    time of a step of rows + N tokens; the best N is taken, none among the candidates.
+
+    Nothing is lost by choosing, since a draft that is not checked is not accepted either, and the token in its
+    place is then drawn as without drafts. With `rejection` there is one more condition: whether draft j is
+    checked must not depend on its token, or the draws that remain would no longer follow the target. It holds:
+    the confidence of draft j is computed from the drafts before it.
+
+    When even the best N does not pay for the drafting itself, drafting stops, and is tried again after
+    PROBE_STEPS or when fewer rows make it pay.
+    """
+
+    def __init__(self, num_drafts: int, step_costs: StepCosts, draft_costs: StepCosts) -> None:
+        self.step_costs, self.draft_costs = step_costs, draft_costs
+        self._calibration = Calibration(num_drafts)
+        self._mean_survival = np.full(num_drafts, 0.5).cumprod()
+        self._num_plain = 0
+
+    @property
+    def calibration_error(self) -> float:
+        return self._calibration.error
+
+    def choose(self, confidence: Confidence, room: Int32, num_other: int) -> Int32:
+        places = np.arange(confidence.shape[1])
+        survival: Float64 = self._calibration.chances(confidence).cumprod(axis=1)
+        self._note_survival(survival[room > 0])
+        values = np.where(places < room[:, None], survival, -1.0).ravel()
+        order = np.argsort(-values, kind="stable")[: int((values >= 0).sum())]
+        if not len(order):
+            return np.minimum(room, 0)
+        num_rows = int((room >= 0).sum())
+        gained = np.concatenate(([0.0], values[order].cumsum())) + num_rows
+        counts = num_other + num_rows + np.arange(len(order) + 1)
+        best = int((gained / (self.step_costs.seconds(counts) + self.draft_costs.seconds(num_rows))).argmax())
+        chosen = np.bincount(order[:best] // confidence.shape[1], minlength=len(room))
+        return np.where(room < 0, -1, chosen).astype(np.int32)
+
+    def wants_drafts(self, num_rows: int) -> bool:
+        checked = np.arange(len(self._mean_survival) + 1)
+        tokens = 1.0 + np.concatenate(([0.0], self._mean_survival.cumsum()))
+        seconds = self.step_costs.seconds(num_rows * (1 + checked))
+        with_drafts = (tokens / (seconds + self.draft_costs.seconds(num_rows))).max()
+        if with_drafts > 1.0 / seconds[0] or self._num_plain >= PROBE_STEPS:
+            self._num_plain = 0
+            return True
+        self._num_plain += 1
+        return False
+
+    def observe(self, confidence: Confidence, num_checked: Int32, num_accepted: Int32) -> None:
+        self._calibration.observe(confidence, num_checked, num_accepted)
+
+    def observe_step(self, num_tokens: int, seconds: float) -> None:
+        self.step_costs.observe(num_tokens, seconds)
+
+    def observe_drafting(self, num_rows: int, seconds: float) -> None:
+        self.draft_costs.observe(num_rows, seconds)
+
+    def _note_survival(self, survival: Float64) -> None:
+        if len(survival):
+            self._mean_survival += MEAN_RATE * (survival.mean(axis=0) - self._mean_survival)

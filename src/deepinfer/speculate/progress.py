@@ -1,0 +1,45 @@
+"""SlotProgress: how far each slot really is, and plans moved on to there."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from deepinfer.messages import Int32, SlotSetup, StepPlan
+
+
+class SlotProgress:
+    """What the device knows and the planning host does not: how many drafts were accepted so far.
+
+    starts: [num_slots + 1] int32, position of each slot's newest token, once it has sampled.
+    """
+
+    def __init__(self, num_slots: int) -> None:
+        self.starts = np.zeros(num_slots + 1, dtype=np.int32)
+        self._limits = np.zeros(num_slots + 1, dtype=np.int32)
+
+    def set_slot(self, setup: SlotSetup) -> None:
+        """The slot has a new occupant."""
+        self._limits[setup.slot] = setup.limit
+
+    def room(self, plan: StepPlan) -> Int32:
+        """Drafts that each decode row of a plan can check [decode rows]; -1 for one past its request's limit."""
+        is_decode = ~plan.is_prefill
+        slots = plan.slots[is_decode]
+        room: Int32 = np.minimum(plan.counts[is_decode], self._limits[slots] - self.starts[slots]) - 1
+        return np.maximum(room, -1)
+
+    def resolve(self, plan: StepPlan, num_drafts: Int32) -> StepPlan:
+        """The plan with the true start of each decode row, and `num_drafts` [decode rows] to check; -1 = no row.
+
+        Such a row becomes one of the padding slot, which reads and writes nothing that counts.
+        """
+        is_decode = ~plan.is_prefill
+        slots, starts, counts = plan.slots.copy(), plan.starts.copy(), plan.counts.copy()
+        decoder_starts, is_real = plan.decoder_starts.copy(), num_drafts >= 0
+        slots[is_decode] *= is_real
+        starts[is_decode] = self.starts[slots[is_decode]] * is_real
+        counts[is_decode] = np.maximum(num_drafts, 0) + 1
+        decoder_starts[is_decode] *= is_real
+        return dataclasses.replace(plan, slots=slots, starts=starts, counts=counts, decoder_starts=decoder_starts)

@@ -1,0 +1,72 @@
+"""A model with its draft head over caches of its own, without engine, for tests of drafts alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from deepinfer.cache.pools import CachePools
+from deepinfer.checkpoint.reader import Checkpoint
+from deepinfer.model.v41.caches import cache_layout
+from deepinfer.model.v41.config import ModelConfig
+from deepinfer.model.v41.model import Model
+from deepinfer.model.v41.weights import ModelWeights
+from deepinfer.ops.batch import ForwardBatch, TokenBatch
+from deepinfer.ops.table import Ops
+from ops.world import make_batch
+
+
+class Drafting:
+    """One request in slot 1, its blocks 1, 2, ... in order."""
+
+    def __init__(self, folder: Path, ops: Ops, num_drafts: int | None = None, max_tokens: int = 256):
+        config = ModelConfig.from_file(folder)
+        assert config.draft is not None
+        self.config, self.num_drafts = config, num_drafts or config.draft.block_size
+        model = Model(config, ops, ModelWeights(Checkpoint(folder), config, folder), drafts=True)
+        layout = cache_layout(config, self.num_drafts)
+        num_blocks = -(-max_tokens // layout.block_tokens)
+        self.bound = model.bind(CachePools(layout, num_blocks, 1, torch.device("cpu")))
+        self.block_tokens, self.tables = layout.block_tokens, {1: list(range(1, num_blocks + 1))}
+
+    def forward(self, tokens: list[int], start: int) -> Tensor:
+        """Logits [n, vocab] of tokens at start, start + 1, ..."""
+        batch = make_batch([(1, start, len(tokens))], tables=self.tables, block_tokens=self.block_tokens)
+        hidden = self.bound.forward(
+            ForwardBatch(torch.tensor(tokens), None, batch, batch, None, None, feeds_draft=True)
+        )
+        return self.bound.logits(hidden)
+
+    def block_batch(self, start: int) -> TokenBatch:
+        """A block of drafts whose first place is position `start`."""
+        batch = make_batch([(1, start, self.num_drafts)], block_tokens=self.block_tokens)
+        return TokenBatch(**{name: getattr(batch, name) for name in FIELDS}, is_block=True)
+
+    def propose(self, token: int, position: int) -> tuple[list[int], Tensor, Tensor]:
+        """Greedy drafts after `token` at `position`, their logits [drafts, vocab] and raw confidences [drafts]."""
+        draft = self.bound.draft
+        assert draft is not None
+        x, logits = draft.block(torch.tensor([token]), self.block_batch(position))
+        drafts, rows, confidences, previous = [], [], [], torch.tensor([token])
+        for place in range(self.num_drafts):
+            row, confidence = draft.next(logits[place : place + 1], x[place : place + 1], previous)
+            previous = row.argmax(-1)
+            drafts.append(int(previous))
+            rows.append(row)
+            confidences.append(confidence)
+        return drafts, torch.cat(rows), torch.cat(confidences)
+
+
+FIELDS = (
+    "positions", "rows", "row_offsets", "row_starts", "row_slots", "block_table", "window_starts", "block_tokens",
+    "max_position",
+)  # fmt: skip
+
+
+def relative(ours: Tensor, expected: Tensor) -> np.ndarray:
+    """Relative difference of each row, in the euclidean norm."""
+    difference = (ours.double() - expected.double()).norm(dim=-1) / expected.double().norm(dim=-1)
+    return difference.numpy()
