@@ -41,6 +41,8 @@ class NullEngine:
         depth=1,
         model=None,
         eos_token_ids=(0,),
+        num_drafts=0,
+        seed=0,
         **scheduler_options,
     ):
         self.model = model or NullModel(vocab_size=1000)
@@ -53,6 +55,7 @@ class NullEngine:
             max_model_len=max_model_len,
             vocab_size=self.model.vocab_size,
             clock=self.clock,
+            num_drafts=num_drafts,
             **scheduler_options,
         )
         self.runner = NullRunner(
@@ -61,6 +64,8 @@ class NullEngine:
             num_blocks=num_blocks,
             block_tokens=block_tokens,
             max_model_len=max_model_len,
+            num_drafts=num_drafts,
+            seed=seed,
         )
         self.depth = depth
         self.plans = deque()

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 
 from deepinfer.frontend.tokenizer import Tokenizer
-from deepinfer.messages import SlotSetup, StepPlan
+from deepinfer.messages import SlotSetup
 from deepinfer.sampling.masks import exclude_masked
 from deepinfer.sampling.params import SamplingParams
 from deepinfer.structured.matching import MatcherState, Step
@@ -93,12 +93,6 @@ def write_model(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps({"eos_token_id": END}))
 
 
-def plan(num_rows: int) -> StepPlan:
-    slots, flags, none = np.arange(1, num_rows + 1, dtype=np.int32), np.ones(num_rows, np.bool_), np.zeros(0, np.int32)
-    zeros = np.zeros(num_rows, np.int32)
-    return StepPlan(1, slots, zeros, zeros + 1, zeros, ~flags, flags, ~flags, none, none, none, none)
-
-
 def draw(bits: np.ndarray, random: np.random.Generator) -> np.ndarray:
     """One allowed token per row."""
     tokens = []
@@ -114,7 +108,11 @@ def run(server: GrammarServer, library: XGrammar, forms: list[dict], num_rows: i
     started = time.perf_counter()
     compiled = [server.compile(one.constraint.grammar).result() for one in params]
     compile_ms = 1000 * (time.perf_counter() - started)
-    setups = [SlotSetup(slot + 1, params[slot], compiled[slot]) for slot in range(num_rows)]
+    setups = [
+        SlotSetup(slot + 1, params[slot], 0, np.zeros(0, dtype=np.int32), grammar=compiled[slot])
+        for slot in range(num_rows)
+    ]
+    slots, counts = np.arange(1, num_rows + 1, dtype=np.int32), np.ones(num_rows, dtype=np.int32)
     times: dict[str, list[float]] = {name: [] for name in ("matcher", "device thread", "no forward", "apply")}
     walls: list[float] = []
     for name, forward_seconds in (("device thread", 0.005), ("no forward", 0.0)):
@@ -129,7 +127,7 @@ def run(server: GrammarServer, library: XGrammar, forms: list[dict], num_rows: i
         for _ in range(num_steps):
             rows.set_slots([setups[slot] for slot in new])
             started = time.perf_counter()
-            rows.begin(plan(num_rows))
+            rows.begin(slots, counts, None)
             sent = time.perf_counter()
             time.sleep(forward_seconds)
             waited = time.perf_counter()
@@ -139,7 +137,7 @@ def run(server: GrammarServer, library: XGrammar, forms: list[dict], num_rows: i
             step = Step(
                 opens=[(slot, compiled[slot].number, []) for slot in new],
                 accepts=[(slot, int(tokens[slot])) for slot in range(num_rows) if slot not in new],
-                fills=list(range(num_rows)),
+                fills=[(slot, []) for slot in range(num_rows)],
             )
             started, wall = time.process_time(), time.perf_counter()
             assert state.run(step) == {}
@@ -150,7 +148,7 @@ def run(server: GrammarServer, library: XGrammar, forms: list[dict], num_rows: i
             exclude_masked(logits, masks)
             times["apply"].append(1000 * (time.process_time() - started))
             tokens = draw(masks.bits, random)
-            rows.take(tokens)
+            rows.take(tokens, slots - 1, counts)
             new = [slot for slot in range(num_rows) if tokens[slot] == END]
     return {
         "matcher": statistics.fmean(times["matcher"]),  # a processor clock may be coarse: no medians of it

@@ -36,7 +36,10 @@ def plan(step, rows, tokens=(), table=(), setups=(), known=None, **params):
         table_slots=int32(*table_slots),
         table_columns=int32(*table_columns),
         table_blocks=int32(*table_blocks),
-        setups=[SlotSetup(slot, SamplingParams(**{"seed": 5} | params), len(known), known) for slot in setups],
+        setups=[
+            SlotSetup(slot, SamplingParams(**{"seed": 5, "max_tokens": 40} | params), len(known), known)
+            for slot in setups
+        ],
     )
 
 
@@ -151,14 +154,14 @@ def test_a_freed_block_and_slot_serve_the_next_occupant():
         (plan(2, [(2, 0, 1, True, True)], (50,), [(2, 0, 2)], [2]), "out of range"),
         (plan(2, [(2, 0, 1, True, True), (1, 3, 1, False, True)], (5,), [(2, 0, 2)], [2]), "after a prefill row"),
         (plan(2, [(2, 0, 5, True, True)], range(5), [(2, 0, 2)], [2]), "padding block"),
-        (plan(2, [(2, 0, 13, True, True)], range(13), [(2, 0, 2)], [2]), "past the longest"),
+        (plan(2, [(2, 0, 13, True, True)], range(13), [(2, 0, 2)], [2]), "wrong number of tokens"),
         (plan(2, [(2, 0, 1, True, True)], (5,), [(2, 0, 1)], [2]), "another one's table names it"),
         (plan(2, [(1, 3, 1, False, True)], (), [(2, 0, 3), (3, 0, 3)]), "given to two slots"),
         (plan(2, [(1, 3, 1, False, True)], (), [(2, 0, 3), (2, 0, 4)]), "changed twice"),
         (decode(2, table=[(0, 0, 2)]), "padding slot"),
         (decode(2, table=[(1, 0, 2)]), "another request wrote"),
         (decode(2, setups=[4]), "slot 4 does not exist"),
-        (dataclasses.replace(decode(2), decoder_starts=int32(2)), "decoder start of a request moved"),
+        (dataclasses.replace(decode(2), decoder_starts=int32(2)), "decoder start moved"),
     ],
 )
 def test_plans_that_a_device_would_suffer_from_are_caught(bad, message):

@@ -42,6 +42,8 @@ class Schedule:
             eos_token_ids=choice.choice([(), (0,), (0, 3)]),
             decoder_replay=choice.choice(["full", "bounded"]),
             replay_keep_tokens=choice.choice([1, 5]),
+            num_drafts=choice.choice([0, 1, 3, 5]),
+            seed=seed,
         )
         self.to_come = [f"r{number}" for number in range(choice.randint(1, 7))]
         self.text_stops = {}  # request -> tokens after which the frontend ends it

@@ -10,7 +10,7 @@ from multiprocessing.connection import Pipe
 import numpy as np
 import pytest
 
-from deepinfer.messages import SlotSetup, StepPlan
+from deepinfer.messages import SlotSetup
 from deepinfer.sampling.params import SamplingParams
 from deepinfer.structured.grammar import CompiledGrammar
 from deepinfer.structured.matching import NOBODY, MatcherState
@@ -74,7 +74,7 @@ def server(walker):
 
 @pytest.fixture
 def rows(server):
-    return ConstrainedRows(server, num_slots=8)
+    return ConstrainedRows(server, num_slots=8, num_drafts=3)
 
 
 def setup(walker, slot, number, generated=(), **constraint):
@@ -93,18 +93,17 @@ def free(slot):
 
 
 def plan(*slots, samples=None):
-    count = len(slots)
-    int32, flags = np.zeros(count, dtype=np.int32), np.ones(count, dtype=np.bool_)
-    none = np.zeros(0, dtype=np.int32)
-    samples = flags if samples is None else np.array(samples)
-    return StepPlan(
-        1, np.array(slots, dtype=np.int32), int32, int32 + 1, int32, ~flags, samples, ~flags, none, none, none, none
-    )
+    """Slots of the rows that sample."""
+    return np.array([slot for place, slot in enumerate(slots) if samples is None or samples[place]], dtype=np.int32)
 
 
-def step(rows, plan, setups=()):
+def step(rows, slots, setups=(), drafts=None):
+    """Masks and errors by line; drafts: what each row checks."""
     rows.set_slots(setups)
-    rows.begin(plan)
+    drafts = drafts or [[] for _ in slots]
+    most = max(len(own) for own in drafts)
+    table = np.array([own + [0] * (most - len(own)) for own in drafts], dtype=np.int32).reshape(len(slots), most)
+    rows.begin(slots, np.array([1 + len(own) for own in drafts], dtype=np.int32), table)
     masks = rows.masks()
     if masks is None:
         return {}, {}
@@ -114,8 +113,14 @@ def step(rows, plan, setups=()):
     }, masks.errors
 
 
+def ids(*tokens):
+    return [ord(token) if isinstance(token, str) else token for token in tokens]
+
+
 def take(rows, *tokens):
-    rows.take(np.array([ord(token) if isinstance(token, str) else token for token in tokens], dtype=np.int32))
+    """One token for each row."""
+    count = len(tokens)
+    rows.take(np.array(ids(*tokens), dtype=np.int32), np.arange(count), np.ones(count, dtype=np.int32))
 
 
 DIGITS, EVERYTHING = list(range(ord("0"), ord("9") + 1)), list(range(257))
@@ -230,3 +235,37 @@ def test_grammars_that_nobody_uses_are_dropped(rows, walker, server, monkeypatch
     for number in (1, 2, 3):
         step(rows, plan(1), [setup(walker, 1, number)])
     assert [len(sent.loads) for sent in server.steps] == [1, 1, 1] and server.steps[-1].drops == [1, 2]
+
+
+def test_a_row_with_drafts_has_a_mask_after_each_and_goes_on_where_its_kept_tokens_end(rows, walker):
+    setups = [setup(walker, 1, 1), setup(walker, 2, 2)]
+    masks, errors = step(rows, plan(1, 2), setups, [ids("4", "2"), ids("y", "e", "s")])
+    assert masks == {0: DIGITS, 1: DIGITS, 2: DIGITS, 3: ids("n", "y"), 4: ids("e"), 5: ids("s"), 6: [EOS]}
+    assert errors == {}
+    drawn = np.array(ids("4", "7", "0", "n", 0, 0, 0), dtype=np.int32)
+    rows.take(drawn, np.array([0, 3]), np.array([2, 1], dtype=np.int32))
+    assert step(rows, plan(1, 2))[0] == {0: DIGITS, 1: ids("o")}  # 4 and 7 were kept, and n
+
+
+def test_what_comes_after_a_draft_that_the_grammar_forbids_or_that_ends_it_is_not_masked(rows, walker):
+    masks, _ = step(
+        rows, plan(1, 2), [setup(walker, 1, 1), setup(walker, 2, 2, ids("n", "o"))], [ids("x", "1"), [EOS, 5]]
+    )
+    assert masks[0] == DIGITS and masks[3] == [EOS]
+    assert all(masks[line] == EVERYTHING for line in (1, 2, 4, 5))
+    take(rows, "1", EOS)
+    assert step(rows, plan(1))[0] == {0: DIGITS}
+
+
+def test_drafts_stop_before_one_that_starts_the_grammar(rows, walker):
+    args = {"trigger_token_ids": [100, 101], "bound_token_id": 100}
+    rows.set_slots([setup(walker, 1, 2, **args), free(2), setup(walker, 3, 1)])
+    drafts = np.zeros((9, 3), dtype=np.int32)
+    drafts[1] = [7, 100, 101]
+    slots, room = np.array([1, 2, 3], dtype=np.int32), np.array([3, 3, 3], dtype=np.int32)
+    assert rows.limit_drafts(slots, drafts, room).tolist() == [2, 3, 3]
+    assert rows.limit_drafts(slots, drafts, room - 2).tolist() == [1, 1, 1]
+    masks, _ = step(rows, plan(1), drafts=[[7, 100]])
+    assert masks == {0: EVERYTHING, 1: EVERYTHING, 2: [101]}
+    take(rows, 100)
+    assert step(rows, plan(1))[0] == {0: [101]}

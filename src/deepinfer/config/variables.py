@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from deepinfer.config import fields
-from deepinfer.config.engine import EngineConfig
+from deepinfer.config.engine import MAX_COUNT, EngineConfig
 from deepinfer.config.fields import Option
 from deepinfer.env import PREFIX
 from deepinfer.errors import ConfigError
@@ -85,11 +85,18 @@ def _words(**meanings: Any) -> Callable[[str], Any]:
     return read
 
 
+def _num_drafts(text: str) -> int | None:
+    """A switch, as DeepInfer has it: on = as many as the draft head makes. A number from 2 on is taken as such."""
+    if text.strip().isdecimal() and text.strip() not in ("0", "1"):
+        return int(text) if len(text) < 10 else MAX_COUNT
+    return None if fields.parse_switch(text) else 0
+
+
 # DeepInfer's values, where they differ from the option's. `mask` and `compact` are two ways to compute
 # the same function; this engine always computes only the kept tokens.
 _OLDER_FORMS: dict[str, Callable[[str], Any]] = {
     "DEEPINFER_ACCELERATOR": _words(auto="auto", cpu="cpu", cuda="cuda", gpu="cuda", null="null"),
-    "DEEPINFER_USE_NEXTN_DECODE": lambda text: int(fields.parse_switch(text)),
+    "DEEPINFER_USE_NEXTN_DECODE": _num_drafts,
     "DEEPINFER_YOCO_PREFILL_TRUNCATION_MODE": _words(off="full", mask="bounded", compact="bounded"),
 }
 

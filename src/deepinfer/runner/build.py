@@ -118,7 +118,7 @@ def build_runner(config: EngineConfig, folder: Path, eos_ids: Sequence[int] | No
     runner = Runner(bound, builder, sampler, constraints, clock=ops.clock, checker=ops.checker)
     if num_drafts:
         policy: DraftPolicy = CheckAll()
-        if config.speculate.draft_scheduling:
+        if config.speculate.draft_scheduling and not options.check_ops:  # checks take times of their own
             threads = options.num_threads or default_threads()
             key = f"{folder.resolve()} {options.layers} {options.precision} {device} {sorted(ops.origin.items())} {threads}"
             policy = CheckWorthwhile(num_drafts, *step_costs(runner, bound.draft, num_slots, num_drafts, key))

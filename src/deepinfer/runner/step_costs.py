@@ -28,7 +28,9 @@ POSITION = 256  # where the measured tokens stand: their windows are full, and t
 LEAST_COUNTS = (1, 2, 4, 8, 16, 64, 256, 1024)
 
 
-def step_costs(runner: Runner, head: DraftHead, num_slots: int, num_drafts: int, key: str) -> tuple[StepCosts, StepCosts]:
+def step_costs(
+    runner: Runner, head: DraftHead, num_slots: int, num_drafts: int, key: str
+) -> tuple[StepCosts, StepCosts]:
     """Of steps by their tokens, and of drafting by its rows; from the file of `key`, or measured now.
 
     key: what decides the times: model, device, ops, threads.
@@ -43,8 +45,12 @@ def step_costs(runner: Runner, head: DraftHead, num_slots: int, num_drafts: int,
             [_best(partial(_step, runner, num_slots, count)) for count in token_counts],
             [_best(partial(_draft, runner, head, count, num_drafts)) for count in row_counts],
         )
-        logger.info("measured the times of steps of up to %d tokens in %.1f s", token_counts[-1], time.monotonic() - started)
+        logger.info(
+            "measured the times of steps of up to %d tokens in %.1f s", token_counts[-1], time.monotonic() - started
+        )
         _write(file, times)
+        if runner.clock is not None:
+            runner.clock.take()
     return StepCosts(token_counts, times[0]), StepCosts(row_counts, times[1])
 
 

@@ -302,9 +302,7 @@ class Scheduler:
         limits = np.where(self._state.is_active, self._state.limit, 0)
         return int(np.count_nonzero(limits > self._cache.num_slot_blocks * self._cache.block_tokens))
 
-    def _build_plan(
-        self, decoding: Int32, counts: Int32, chunks: list[_Chunk], setups: list[SlotSetup]
-    ) -> StepPlan:
+    def _build_plan(self, decoding: Int32, counts: Int32, chunks: list[_Chunk], setups: list[SlotSetup]) -> StepPlan:
         state, num_decode = self._state, len(decoding)
         starts, slots = state.first_starts[decoding], decoding
         samples, wants_logits = np.ones(num_decode, dtype=np.bool_), np.zeros(num_decode, dtype=np.bool_)
@@ -391,7 +389,9 @@ class Scheduler:
 
     def _count_drafts(self, slots: Int32, num_checked: Int32, num_tokens: Int32) -> None:
         rows = np.flatnonzero(num_checked)
-        for slot, checked, given in zip(*(part[rows].tolist() for part in (slots, num_checked, num_tokens)), strict=True):
+        for slot, checked, given in zip(
+            *(part[rows].tolist() for part in (slots, num_checked, num_tokens)), strict=True
+        ):
             request = self._occupant(slot)
             request.num_checked_drafts += checked
             request.num_accepted_drafts += given - 1

@@ -23,9 +23,9 @@ def test_kv_sources_own_blocks_of_packed_entries():
 
 
 def test_every_layer_has_a_window_ring_and_gated_sources_their_state():
-    groups = {group.name: group for group in cache_layout(config("released"), rollback=5).slot_groups}
+    groups = {group.name: group for group in cache_layout(config("released"), num_drafts=5).slot_groups}
     assert (groups["window.39"].bytes_per_entry, groups["window.39"].num_entries) == (528, 133)
-    assert sum(name.startswith("window.") for name in groups) == 40
+    assert sum(name.startswith("window.") for name in groups) == 43  # 40 layers and 3 draft blocks
     assert [name for name in groups if name.startswith("state.")] == ["state.2", "state.8", "state.14"]
     assert (groups["state.2"].bytes_per_entry, groups["state.2"].num_entries) == (4096, 7)
 
@@ -33,7 +33,7 @@ def test_every_layer_has_a_window_ring_and_gated_sources_their_state():
 @pytest.mark.parametrize(("name", "length"), [("released", 4), ("nano", 3), ("golden", 4)])
 def test_token_ring_holds_the_newest_token_and_its_look_back(name: str, length: int):
     assert cache_layout(config(name)).slot_groups[-1].num_entries == length
-    assert cache_layout(config(name), rollback=3).slot_groups[-1].num_entries == length + 3
+    assert cache_layout(config(name), num_drafts=3).slot_groups[-1].num_entries == length + 3
 
 
 def test_names_use_the_numbers_of_the_cut_model():

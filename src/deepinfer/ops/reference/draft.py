@@ -64,9 +64,7 @@ def draft_head(numerics: Numerics, streams: Tensor, pre: Tensor, draft: Draft) -
     return x, multiply(numerics, rms_norm(numerics, x, draft.head.norm), draft.head.matrix)
 
 
-def draft_next(
-    numerics: Numerics, logits: Tensor, x: Tensor, previous: Tensor, draft: Draft
-) -> tuple[Tensor, Tensor]:
+def draft_next(numerics: Numerics, logits: Tensor, x: Tensor, previous: Tensor, draft: Draft) -> tuple[Tensor, Tensor]:
     """Logits [n, V] with the Markov term of the previous tokens [n] int64, and raw confidences [n]."""
     expect("previous", previous, (len(logits),))
     embedded = F.embedding(previous, draft.markov_embed).float()
