@@ -5,7 +5,8 @@
 Two parts. Accepted drafts: greedy answers to `PER_SKILL` prompts of each skill of the model's evaluation, all drafts
 checked and then those that the policy chooses. Rates: `--batches` requests at once, prompts whose reference
 answers are long, TOKENS tokens each; every round runs the modes one after the other, in reversed order every other
-time, and ratios are medians over rounds of mode over "none". Only decoding counts: from the last request's first token on.
+time, and ratios are medians over rounds of mode over "none". Only decoding counts: from the last request's first
+token on.
 """
 
 from __future__ import annotations

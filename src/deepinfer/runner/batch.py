@@ -57,7 +57,7 @@ class BatchBuilder:
     def block(self, slots: Int32, starts: Int32, decoder_starts: Int32, num_places: int) -> TokenBatch:
         """A block of drafts for each of these slots [n]: places at positions starts, starts + 1, ..."""
         count = np.arange(len(slots) + 1, dtype=np.int32)
-        positions = (starts[:, None] + np.arange(num_places, dtype=np.int32)).ravel()
+        positions = np.repeat(starts, num_places) + np.tile(np.arange(num_places, dtype=np.int32), len(slots))
         return TokenBatch(
             positions=self._int32(positions),
             rows=self._int32(np.repeat(count[:-1], num_places)),
@@ -136,8 +136,8 @@ class BatchBuilder:
 def logit_positions(plan: StepPlan, offsets: NDArray[np.integer]) -> NDArray[np.int64]:
     """Indices of the step's tokens whose logits are wanted.
 
-    First those of the step's `Lines`: the last token of sampling prefill rows, all of decode rows; then all tokens of the rows that want logits; then
-    the tokens that score prompt tokens; each in row order.
+    First those of the step's `Lines`: the last one of a sampling prefill row, all of a decode row; then all
+    tokens of the rows that want logits; then the tokens that score prompt tokens; each in row order.
     """
     last = offsets[1:] - 1
     firsts = np.where(plan.is_prefill, last, offsets[:-1])[plan.samples]

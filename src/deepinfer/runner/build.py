@@ -24,8 +24,8 @@ from deepinfer.runner.batch import BatchBuilder
 from deepinfer.runner.memory import check_memory, count_blocks
 from deepinfer.runner.runner import Runner
 from deepinfer.runner.speculation import Speculation
-from deepinfer.sampling.sampler import Sampler
 from deepinfer.runner.step_costs import step_costs
+from deepinfer.sampling.sampler import Sampler
 from deepinfer.speculate.policy import CheckAll, CheckWorthwhile, DraftPolicy
 from deepinfer.structured.rows import ConstrainedRows
 from deepinfer.structured.server import GrammarServer
@@ -120,7 +120,7 @@ def build_runner(config: EngineConfig, folder: Path, eos_ids: Sequence[int] | No
         policy: DraftPolicy = CheckAll()
         if config.speculate.draft_scheduling and not options.check_ops:  # checks take times of their own
             threads = options.num_threads or default_threads()
-            key = f"{folder.resolve()} {options.layers} {options.precision} {device} {sorted(ops.origin.items())} {threads}"
+            key = f"{folder.resolve()} {options.layers} {options.precision} {device} {ops.origin} {threads}"
             policy = CheckWorthwhile(num_drafts, *step_costs(runner, bound.draft, num_slots, num_drafts, key))
         runner.speculation = Speculation(
             bound.draft, builder, sampler, policy, num_slots, num_drafts, config.speculate.draft_acceptance

@@ -60,7 +60,8 @@ class Speculation:
         self._tokens = np.zeros((num_slots + 1, num_drafts), dtype=np.int32)
         self._confidence = np.zeros((num_slots + 1, num_drafts), dtype=np.float32)
         self._num_ready = np.zeros(num_slots + 1, dtype=np.int32)
-        self._counts = DraftCounts(*(np.zeros(num_drafts, dtype=np.int64) for _ in range(3)), 0, 0.0)
+        nothing = np.zeros(num_drafts, dtype=np.int64)
+        self._counts = DraftCounts(nothing, nothing, nothing, 0, 0.0)
         self._is_coupled = acceptance == "coupled"
         self._drawn_from: Tensor | None = None  # with rejection: logits [num_slots + 1, drafts, vocab] of the drafts
         self._num_known = np.zeros(num_slots + 1, dtype=np.int32)

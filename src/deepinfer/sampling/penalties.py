@@ -24,10 +24,10 @@ class Penalized(NamedTuple):
     rows: Tensor
     count_lines: Tensor
     prompt_lines: Tensor
+    drafts: tuple[Tensor, Tensor] | None
     repetition: Tensor | None
     presence: Tensor | None
     frequency: Tensor | None
-    drafts: tuple[Tensor, Tensor] | None
 
 
 class Penalties(Stage):
@@ -76,11 +76,11 @@ class Penalties(Stage):
             values.append(torch.from_numpy(wanted).to(device)[:, None] if (wanted != unused).any() else None)
         slots, places = params.slots[rows], torch.from_numpy(rows).to(device)
         drafts = None if params.before is None else params.before.part(rows, device)
-        return Penalized(places, self._counts.numbers(slots), self._is_prompt.numbers(slots), *values, drafts)
+        return Penalized(places, self._counts.numbers(slots), self._is_prompt.numbers(slots), drafts, *values)
 
     def apply(self, logits: Tensor, prepared: Penalized) -> Tensor:
         """Logits [rows, vocab] with the penalties taken off."""
-        rows, count_lines, prompt_lines, repetition, presence, frequency, drafts = prepared
+        rows, count_lines, prompt_lines, drafts, repetition, presence, frequency = prepared
         chosen, counts = logits[rows], self._counts.tensor[count_lines]
         if drafts is not None:
             tokens, is_there = drafts

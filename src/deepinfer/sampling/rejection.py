@@ -23,7 +23,7 @@ DRAFT_NOISE, KEEP_NOISE, RESIDUAL_NOISE = (stream << 32 for stream in (1, 2, 3))
 
 
 class Proposed(NamedTuple):
-    """Drafts that some lines check: line numbers [n] ascending, tokens [n] int64, what they were drawn from [n, vocab]."""
+    """Drafts that some lines check: line numbers [n] ascending, tokens [n] int64, logits that gave them [n, vocab]."""
 
     lines: NDArray[np.int64]
     token_ids: Tensor

@@ -3,8 +3,9 @@
 Planning never waits for results: a decode row moves on when it is planned, its token and its drafts are
 read on the device, and where it begins there depends on how many drafts of the rows before it were
 accepted. So several plans may be in flight; the device runs them in order and `update` takes their
-results in that order. A row has blocks for all its drafts and for all those in flight. Blocks and slots freed while a plan is in flight may
-thus be given to any later plan. Results of requests that ended meanwhile are dropped.
+results in that order. A row has blocks for all its drafts and for all those in flight. Blocks and slots
+freed while a plan is in flight may thus be given to any later plan. Results of requests that ended
+meanwhile are dropped.
 
 Preemption. A decode row that needs a block when none is free takes those of the last request in
 the order "lower priority number, more computed tokens, earlier admission", which may be itself.
@@ -32,7 +33,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from deepinfer.cache.manager import CacheManager
 from deepinfer.config.engine import ReplayMode, SchedulerOptions

@@ -29,7 +29,8 @@ class StepCosts:
         if len(counts) == 1:
             return np.broadcast_to(times[0], wanted.shape)
         slope = (times[-1] - times[-2]) / (counts[-1] - counts[-2])
-        return np.interp(wanted, counts, times) + slope * np.maximum(wanted - counts[-1], 0.0)
+        seconds: Float64 = np.interp(wanted, counts, times) + slope * np.maximum(wanted - counts[-1], 0.0)
+        return seconds
 
     def observe(self, num_tokens: int, seconds: float) -> None:
         """A step of so many tokens took so long; one that was held up by something else counts little."""

@@ -82,14 +82,15 @@ class CheckWorthwhile:
     the confidence of draft j is computed from the drafts before it.
 
     When even the best N does not pay for the drafting itself, drafting stops, and is tried again after
-    PROBE_STEPS or when fewer rows make it pay.
+    PROBE_STEPS, or as soon as fewer rows make it pay.
     """
 
     def __init__(self, num_drafts: int, step_costs: StepCosts, draft_costs: StepCosts) -> None:
         self.step_costs, self.draft_costs = step_costs, draft_costs
         self._calibration = Calibration(num_drafts)
-        self._mean_survival = np.full(num_drafts, 0.5).cumprod()
-        self._num_plain = 0
+        self._mean_survival = np.zeros(num_drafts)
+        self._num_observed = 0
+        self._num_plain = PROBE_STEPS  # nothing is known yet
 
     @property
     def calibration_error(self) -> float:
@@ -132,4 +133,6 @@ class CheckWorthwhile:
 
     def _note_survival(self, survival: Float64) -> None:
         if len(survival):
-            self._mean_survival += MEAN_RATE * (survival.mean(axis=0) - self._mean_survival)
+            self._num_observed += 1
+            rate = max(MEAN_RATE, 1.0 / self._num_observed)
+            self._mean_survival += rate * (survival.mean(axis=0) - self._mean_survival)

@@ -29,4 +29,5 @@ def count_tokens(token_ids: Int32, is_usable: Bool, num_lines: Int32, drafts: In
     places = np.minimum(offsets[:, None] + np.arange(most), len(token_ids) - 1)
     is_checked = np.arange(most) < num_lines[:, None] - 1
     agrees = is_checked & (token_ids[places] == drafts[:, :most]) & is_usable[places]
-    return (1 + np.logical_and.accumulate(agrees, axis=1).sum(axis=1)).astype(np.int32)
+    num_tokens: Int32 = (1 + np.logical_and.accumulate(agrees, axis=1).sum(axis=1)).astype(np.int32)
+    return num_tokens

@@ -28,7 +28,9 @@ from deepinfer.ops.weights import (
 
 
 class ModelWeights:
-    """Weights by our layer index (draft blocks come after the last layer); nothing is kept, so each is read once, by whoever packs it.
+    """Weights by our layer index; nothing is kept, so each is read once, by whoever packs it.
+
+    Blocks of the draft head are numbered on from the last layer.
 
     folder: where tokenizer.json lies, for the n-gram hashes; None for weights that come without one.
     device: where the tensors are handed over.
