@@ -42,8 +42,7 @@ class Drafting:
 
     def block_batch(self, start: int) -> TokenBatch:
         """A block of drafts whose first place is position `start`."""
-        batch = make_batch([(1, start, self.num_drafts)], block_tokens=self.block_tokens)
-        return TokenBatch(**{name: getattr(batch, name) for name in FIELDS}, is_block=True)
+        return make_batch([(1, start, self.num_drafts)], block_tokens=self.block_tokens, is_block=True)
 
     def propose(self, token: int, position: int) -> tuple[list[int], Tensor, Tensor]:
         """Greedy drafts after `token` at `position`, their logits [drafts, vocab] and raw confidences [drafts]."""
@@ -58,12 +57,6 @@ class Drafting:
             rows.append(row)
             confidences.append(confidence)
         return drafts, torch.cat(rows), torch.cat(confidences)
-
-
-FIELDS = (
-    "positions", "rows", "row_offsets", "row_starts", "row_slots", "block_table", "window_starts", "block_tokens",
-    "max_position",
-)  # fmt: skip
 
 
 def relative(ours: Tensor, expected: Tensor) -> np.ndarray:

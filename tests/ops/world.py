@@ -19,6 +19,7 @@ def make_batch(
     tables: dict[int, list[int]] | None = None,
     window_starts: list[int] | None = None,
     block_tokens: int = BLOCK_TOKENS,
+    is_block: bool = False,
 ) -> TokenBatch:
     """One row per (slot, start, count); tables: slot -> block numbers."""
     tables = tables or {}
@@ -42,6 +43,7 @@ def make_batch(
         window_starts=ints(window_starts or [0] * len(stretches)),
         block_tokens=block_tokens,
         max_position=max(positions, default=-1),
+        is_block=is_block,
     )
 
 

@@ -1,0 +1,37 @@
+import numpy as np
+import pytest
+
+from deepinfer.speculate.costs import StepCosts
+
+
+def test_seconds_lie_on_lines_between_the_measured_counts_and_beyond_them():
+    costs = StepCosts([1, 4, 16], [1.0, 2.0, 5.0])
+    assert costs.seconds(np.array([1, 4, 10, 16, 20])).tolist() == pytest.approx([1.0, 2.0, 3.5, 5.0, 6.0])
+    assert StepCosts([1], [3.0]).seconds(np.array([1, 9])).tolist() == [3.0, 3.0]
+
+
+def test_more_tokens_never_cost_less():
+    assert StepCosts([1, 4, 16], [2.0, 1.0, 1.5]).seconds(np.array([1, 4, 16])).tolist() == [2.0, 2.0, 2.0]
+
+
+def test_observed_steps_correct_the_times_around_them():
+    costs = StepCosts([1, 4, 16], [1.0, 2.0, 5.0])
+    for _ in range(200):
+        costs.observe(10, 7.0)
+    assert float(costs.seconds(10)) == pytest.approx(7.0, rel=1e-3)
+    assert float(costs.seconds(1)) == 1.0
+
+
+def test_one_step_that_was_held_up_moves_little():
+    costs = StepCosts([1, 4], [1.0, 2.0])
+    costs.observe(4, 1000.0)
+    assert float(costs.seconds(4)) <= 2.2 + 1e-9
+
+
+def test_steps_outside_the_measured_counts_correct_the_nearest():
+    costs = StepCosts([2, 4], [2.0, 3.0])
+    for _ in range(300):
+        costs.observe(1, 4.0)
+        costs.observe(4, 6.0)
+    assert float(costs.seconds(1)) == pytest.approx(4.0, rel=1e-2)
+    assert float(costs.seconds(4)) == pytest.approx(6.0, rel=1e-2)
