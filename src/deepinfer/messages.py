@@ -9,7 +9,7 @@ StepOutput        core -> frontend      the same, by request; one message a step
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -167,8 +167,17 @@ class DraftCounts:
 
     @property
     def mean_accepted(self) -> float:
-        """Accepted drafts a row."""
+        """Accepted drafts a row that had some to check."""
         return float(self.accepted.sum()) / max(1, self.num_rows)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain numbers and lists, ready for JSON."""
+        counts = {name: getattr(self, name).tolist() for name in ("proposed", "checked", "accepted")}
+        return counts | {
+            "num_rows": self.num_rows,
+            "mean_accepted": self.mean_accepted,
+            "calibration_error": self.calibration_error,
+        }
 
 
 @dataclass(slots=True)

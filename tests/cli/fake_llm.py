@@ -7,6 +7,7 @@ import numpy as np
 
 from deepinfer.errors import RequestError
 from deepinfer.frontend.outputs import AnswerDelta, ChatDelta, ChatOutput, RequestOutput
+from deepinfer.messages import DraftCounts
 from deepinfer.sampling.params import SamplingParams
 
 
@@ -50,8 +51,11 @@ class FakeLLM:
         ]
 
     def stats(self):
-        """0.25 s of attention for each call so far, as if every prompt took as long."""
-        return SimpleNamespace(op_seconds={"attention": 0.25 * len(self.calls)} if self.calls else {})
+        """0.25 s of attention for each call so far, as if every prompt took as long; one draft of two was kept."""
+        one = np.array([1])
+        drafts = DraftCounts(3 * one, 2 * one, one, num_rows=2, calibration_error=0.25)
+        seconds = {"attention": 0.25 * len(self.calls)} if self.calls else {}
+        return SimpleNamespace(op_seconds=seconds, drafts=drafts)
 
     def chat(self, conversations, params=None, *, progress=None, **settings):
         self.calls.append(("chat", conversations, params, settings))

@@ -50,6 +50,18 @@ def test_bench_tells_the_time_of_each_kind_of_op_and_the_memory(llm, capsys, mon
     assert 2**24 < result["peak_memory_bytes"] < 2**40
 
 
+def test_bench_tells_what_became_of_drafts(llm, capsys):
+    words = ["bench", "--batch-sizes", "1", "--prompt-lengths", "8", "--output-length", "4", "--repeat", "1"]
+    assert main([*words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["drafts"] == {
+        "proposed": [3], "checked": [2], "accepted": [1], "num_rows": 2, "mean_accepted": 0.5, "calibration_error": 0.25,
+    }  # fmt: skip
+    assert main(words) == 0
+    text = capsys.readouterr().out
+    assert "    1         3         2         1" in text
+    assert "accepted a step: 0.50 in 2 rows, calibration error 0.250" in text
+
+
 def test_bench_refuses_lengths_beyond_the_model_before_it_makes_prompts(llm, capsys):
     assert main(["bench", "--batch-sizes", "1", "--prompt-lengths", "8,999999999", "--output-length", "4"]) == 2
     assert "has 1000000003 tokens but must have at most 1024; lower" in capsys.readouterr().err

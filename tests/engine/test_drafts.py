@@ -106,7 +106,8 @@ def test_preemption_with_drafts_in_flight_changes_nothing(plain: LLM, params: Sa
 def test_every_parameter_acts_at_checked_positions_as_without_drafts(
     plain: LLM, drafting: LLM, fields: dict[str, Any], temperature: float
 ) -> None:
-    params = SamplingParams(**{"temperature": temperature, "seed": 3, "max_tokens": NUM_TOKENS, "ignore_eos": True} | fields)
+    common = {"temperature": temperature, "seed": 3, "max_tokens": NUM_TOKENS, "ignore_eos": True}
+    params = SamplingParams(**common | fields)
     chosen = prompts(plain)[::4]
     ours, theirs = (llm.generate(chosen, params, progress=False) for llm in (drafting, plain))
     for one, other in zip(ours, theirs, strict=True):

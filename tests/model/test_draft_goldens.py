@@ -16,7 +16,10 @@ from drafting import Drafting, relative
 from ops import golden
 from ops.world import make_batch
 
-CASES = json.loads((goldens.ROOT / "goldens" / "goldens.json").read_text())["drafts"]
+ALL_CASES = json.loads((goldens.ROOT / "goldens" / "goldens.json").read_text())["drafts"]
+CASES = [
+    case for number, case in enumerate(ALL_CASES) if number % 3 == 0 or case["position"] in (1, 15, 16, 32, 99, 199)
+]
 IDS = [f"{case['prompt']}.{case['position']}" for case in CASES]
 LOGITS = load_file(goldens.ROOT / "goldens" / "drafts.safetensors")
 

@@ -33,7 +33,9 @@ def attention(window: int) -> AttentionWeights:
     )  # fmt: skip
 
 
-def expected(q: Tensor, rows: Tensor, batch: TokenBatch, history: dict[int, Tensor], weights: AttentionWeights) -> Tensor:
+def expected(
+    q: Tensor, rows: Tensor, batch: TokenBatch, history: dict[int, Tensor], weights: AttentionWeights
+) -> Tensor:
     """By the formula, one place after the other; history: window rows of every position by slot."""
     results, own = [], quant.unpack_window(rows)
     sink, turns = weights.sink.value, rope_frequencies(weights.rope, q.device)

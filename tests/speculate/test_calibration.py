@@ -30,7 +30,8 @@ def test_estimates_come_to_what_is_seen_at_each_place_by_itself():
 def test_only_drafts_that_were_reached_count():
     calibration = Calibration(3)
     raw = np.full((100, 3), logit(0.5), dtype=np.float32)
-    calibration.observe(raw, np.full(100, 2), np.zeros(100, dtype=np.int32))  # the first was refused, the third not checked
+    # The first was refused, the third not checked.
+    calibration.observe(raw, np.full(100, 2), np.zeros(100, dtype=np.int32))
     chances = calibration.chances(raw[:1])[0]
     assert chances[0] < 0.05 and chances[1] == chances[2] == pytest.approx(0.5)
 

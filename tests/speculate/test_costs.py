@@ -7,7 +7,6 @@ from deepinfer.speculate.costs import StepCosts
 def test_seconds_lie_on_lines_between_the_measured_counts_and_beyond_them():
     costs = StepCosts([1, 4, 16], [1.0, 2.0, 5.0])
     assert costs.seconds(np.array([1, 4, 10, 16, 20])).tolist() == pytest.approx([1.0, 2.0, 3.5, 5.0, 6.0])
-    assert StepCosts([1], [3.0]).seconds(np.array([1, 9])).tolist() == [3.0, 3.0]
 
 
 def test_more_tokens_never_cost_less():
@@ -20,6 +19,15 @@ def test_observed_steps_correct_the_times_around_them():
         costs.observe(10, 7.0)
     assert float(costs.seconds(10)) == pytest.approx(7.0, rel=1e-3)
     assert float(costs.seconds(1)) == 1.0
+
+
+def test_steps_that_are_always_faster_than_expected_pull_smaller_ones_down_and_stay_above_zero():
+    costs = StepCosts([1, 4, 8, 16], [10.0, 11.0, 12.0, 13.0])
+    for _ in range(2000):
+        costs.observe(6, 2.0)
+    assert float(costs.seconds(6)) == pytest.approx(2.0, rel=1e-3)
+    assert (np.diff(costs.times) >= 0).all() and min(costs.times) >= 0
+    assert float(costs.seconds(1)) <= 2.0
 
 
 def test_one_step_that_was_held_up_moves_little():

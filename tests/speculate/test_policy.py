@@ -8,7 +8,7 @@ from deepinfer.speculate.policy import PROBE_STEPS, CheckAll, CheckWorthwhile
 
 FREE = StepCosts([1, 1000], [1.0, 1.0])  # memory bound: more tokens cost nothing
 LINEAR = StepCosts([1, 1000], [1.0, 1000.0])  # compute bound
-NO_COST = StepCosts([1], [0.0])
+NO_COST = StepCosts([1, 2], [0.0, 0.0])
 
 
 def logits(chances):
@@ -41,7 +41,7 @@ def test_the_choice_is_the_best_of_all_possible_ones():
     random = np.random.default_rng(0)
     for _ in range(60):
         costs = StepCosts([1, 3, 6, 12], np.cumsum(random.random(4) + 0.05).tolist())
-        drafting = StepCosts([1], [float(random.random())])
+        drafting = StepCosts([1, 2], [float(random.random())] * 2)
         chances, room, num_other = random.random((3, 3)), random.integers(-1, 4, 3), int(random.integers(0, 4))
         chosen = CheckWorthwhile(3, costs, drafting).choose(logits(chances), room.astype(np.int32), num_other)
         survival = chances.cumprod(axis=1)
@@ -65,7 +65,7 @@ def test_a_row_s_choice_does_not_rest_on_what_comes_after_it():
 
 
 def test_drafting_stops_when_it_does_not_pay_and_is_probed():
-    policy = CheckWorthwhile(2, LINEAR, StepCosts([1], [0.5]))
+    policy = CheckWorthwhile(2, LINEAR, StepCosts([1, 2], [0.5, 0.5]))
     wanted = [policy.wants_drafts(4) for _ in range(2 + 2 * PROBE_STEPS)]
     assert wanted[0] and sum(wanted) == 2 and wanted[PROBE_STEPS + 1]
 

@@ -4,8 +4,10 @@ Prompts are random token ids, new ones each time. Prefill: prompt tokens over th
 request of the batch has its first token. Decode: the median request's time per token after its
 first one; where the prompts of a batch need several steps, a few of those steps also carry prompt
 tokens. Every case warms up once, checks the number of tokens that came back, and reports the
-median of the repeats with their range. Then comes the time of each kind of op in one case, in an
-engine that runs them one by one behind a clock, and the most memory that the process held.
+median of the repeats with their range. Where tokens are drafted, a line for each place of a draft tells
+how many were proposed, checked and accepted in all cases (few, after random tokens). Then comes the time of
+each kind of op in one case, in an engine that runs them one by one behind a clock, and the most memory that
+the process held.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import numpy as np
 
 from deepinfer.cli.common import add_engine_flags, describe, open_llm, progress, random_tokens
 from deepinfer.errors import ConfigError, RequestError
+from deepinfer.messages import DraftCounts
 from deepinfer.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -83,14 +86,18 @@ def run(args: argparse.Namespace) -> int:
         cases = [
             measure(llm, *shape, args.output_length, args.repeat) for shape in progress(shapes, "bench", len(shapes))
         ]
-        setting, peak_bytes = describe(llm), peak_memory()
+        setting, peak_bytes, drafts = describe(llm), peak_memory(), llm.stats().drafts
     with open_llm(args, time_ops=True) as llm:
         times = OpTimes(*shapes[0], *time_ops(llm, *shapes[0], args.output_length))
     if args.json:
-        report = {"setting": setting, "cases": [asdict(case) for case in cases], "op_times": asdict(times)}
-        print(json.dumps(report | {"peak_memory_bytes": peak_bytes}))
+        report: dict[str, Any] = {"setting": setting, "cases": [asdict(case) for case in cases]}
+        report |= {"op_times": asdict(times), "peak_memory_bytes": peak_bytes}
+        report["drafts"] = None if drafts is None else drafts.as_dict()
+        print(json.dumps(report))
     else:
         print(as_text(setting, cases))
+        if drafts is not None:
+            print(drafts_text(drafts))
         print(f"\n{times}\n\npeak memory of the process: {peak_bytes / 2**20:.0f} MiB")
     return 0
 
@@ -179,6 +186,15 @@ def as_text(setting: dict[str, Any], cases: Sequence[Case]) -> str:
     lines += ["", table_line("batch", "prompt", "decode tokens/s", "step ms")]
     lines += [table_line(c.batch_size, c.prompt_length, c.decode_tokens_per_s, c.step_ms) for c in cases]
     return "\n".join(lines)
+
+
+def drafts_text(counts: DraftCounts) -> str:
+    """What became of drafts, by their place after the newest token."""
+    lines = ["", f"{'draft':>5} {'proposed':>9} {'checked':>9} {'accepted':>9}"]
+    places = zip(counts.proposed.tolist(), counts.checked.tolist(), counts.accepted.tolist(), strict=True)
+    lines += [f"{place:>5} {' '.join(f'{count:>9}' for count in row)}" for place, row in enumerate(places, start=1)]
+    mean, error = counts.mean_accepted, counts.calibration_error
+    return "\n".join([*lines, f"accepted a step: {mean:.2f} in {counts.num_rows} rows, calibration error {error:.3f}"])
 
 
 def table_line(batch: object, prompt: object, speed: object, milliseconds: object) -> str:

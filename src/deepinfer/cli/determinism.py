@@ -117,6 +117,9 @@ def engine_variants(llm: LLM, requests: Sequence[Request]) -> list[dict[str, Any
     few_blocks = max(num_blocks(llm, [request]) for request in requests) + 1  # for two requests, until both grow
     variants: list[dict[str, Any]] = [{"max_chunk_tokens": chunk} for chunk in CHUNKS]
     variants.append({"num_blocks": few_blocks, "kv_cache_bytes": None})
+    if llm.stats().drafts is not None and llm.config.speculate.draft_acceptance == "coupled":
+        variants += [{"num_draft_tokens": 0}, {"num_draft_tokens": 1}]
+        variants.append({"draft_scheduling": not llm.config.speculate.draft_scheduling})
     return [*variants, {"async_scheduling": not llm.config.scheduler.async_scheduling}]
 
 

@@ -55,7 +55,7 @@ def step_costs(
 
 
 def _counts(most: int) -> list[int]:
-    return [count for count in LEAST_COUNTS if 2 * count <= most] + [most]
+    return [count for count in LEAST_COUNTS if 2 * count <= most] + [max(most, 2)]
 
 
 def _best(run: Callable[[], None]) -> float:

@@ -21,42 +21,44 @@ class Calibration:
     """
 
     def __init__(self, num_drafts: int) -> None:
-        self._num_drafts = num_drafts
         self._seen = np.zeros((num_drafts, NUM_BINS))
         self._accepted = np.zeros((num_drafts, NUM_BINS))
-        self._expected = np.zeros((num_drafts, NUM_BINS))  # sums of the estimates at the time
-        self._all_seen = np.zeros((num_drafts, NUM_BINS))
-        self._all_accepted = np.zeros((num_drafts, NUM_BINS))
+        self._surplus = np.zeros((num_drafts, NUM_BINS))  # sum of estimates less what was accepted
+        self._places = np.arange(num_drafts)
+        self._num_observed = 0
 
     @property
     def error(self) -> float:
         """Mean distance of estimate and outcome over bins, weighted by their drafts (expected calibration error)."""
-        return float(np.abs(self._expected - self._all_accepted).sum() / max(1.0, self._all_seen.sum()))
+        return float(np.abs(self._surplus).sum() / max(1, self._num_observed))
 
     def chances(self, confidence: NDArray[np.float32]) -> Float64:
         """Probability [rows, drafts] that a draft is accepted if all before it are; raw confidence [rows, drafts]."""
-        own, bins = self._binned(confidence)
-        places = np.arange(confidence.shape[1])
-        seen, accepted = self._seen[places, bins], self._accepted[places, bins]
-        chances: Float64 = (accepted + PRIOR * own) / (seen + PRIOR)
-        return chances
+        return self._estimates(*_binned(confidence))
 
     def observe(self, confidence: NDArray[np.float32], num_checked: Int32, num_accepted: Int32) -> None:
         """Rows [rows, drafts] checked their first num_checked drafts and accepted num_accepted of them."""
-        places = np.arange(confidence.shape[1])
-        had_outcome = (places < num_checked[:, None]) & (places <= num_accepted[:, None])
-        is_accepted = places < num_accepted[:, None]
-        rows, columns = np.nonzero(had_outcome)
-        bins = self._binned(confidence)[1][rows, columns]
-        estimates = self.chances(confidence)[rows, columns]
-        outcome = is_accepted[rows, columns].astype(np.float64)
-        for table, values in ((self._seen, 1.0), (self._accepted, outcome), (self._expected, estimates),
-                              (self._all_seen, 1.0), (self._all_accepted, outcome)):  # fmt: skip
-            np.add.at(table, (columns, bins), values)
+        own, bins = _binned(confidence)
+        num_known = np.minimum(num_checked, num_accepted + 1)  # those behind a refused draft were not put to the test
+        is_known = self._places < num_known[:, None]
+        where = (self._places * NUM_BINS + bins)[is_known]
+        outcome = (self._places < num_accepted[:, None])[is_known].astype(np.float64)
+        surplus = self._estimates(own, bins)[is_known] - outcome
+        for table, values in ((self._seen, None), (self._accepted, outcome), (self._surplus, surplus)):
+            table += np.bincount(where, values, minlength=table.size).reshape(table.shape)
+        self._num_observed += len(where)
         is_full = self._seen > MEMORY
-        self._seen[is_full] /= 2
-        self._accepted[is_full] /= 2
+        if is_full.any():
+            self._seen[is_full] /= 2
+            self._accepted[is_full] /= 2
 
-    def _binned(self, confidence: NDArray[np.float32]) -> tuple[Float64, NDArray[np.intp]]:
-        own = 1.0 / (1.0 + np.exp(-np.clip(confidence, -60, 60).astype(np.float64)))
-        return own, np.minimum((own * NUM_BINS).astype(np.intp), NUM_BINS - 1)
+    def _estimates(self, own: Float64, bins: NDArray[np.intp]) -> Float64:
+        seen, accepted = self._seen[self._places, bins], self._accepted[self._places, bins]
+        estimates: Float64 = (accepted + PRIOR * own) / (seen + PRIOR)
+        return estimates
+
+
+def _binned(confidence: NDArray[np.float32]) -> tuple[Float64, NDArray[np.intp]]:
+    """The head's own probabilities, and the bin of each."""
+    own: Float64 = 1.0 / (1.0 + np.exp(-confidence.astype(np.float64).clip(-60.0, 60.0)))
+    return own, (own * (NUM_BINS * (1 - 1e-12))).astype(np.intp)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,38 +11,36 @@ from numpy.typing import NDArray
 Float64 = NDArray[np.float64]
 RATE = 0.1  # share of an error that one step corrects
 MOST_ERROR = 1.0  # a step may take this many times longer than expected before it counts as disturbed
+FAR = 1000  # the last slope goes on to this many times the largest measured count
 
 
 class StepCosts:
     """Seconds by number of tokens, straight between the measured numbers and beyond the last two.
 
-    counts: ascending numbers of tokens; seconds: measured for each of them.
+    counts: ascending numbers of tokens, two or more; seconds: measured for each of them. More tokens never
+    cost less: a time that is corrected takes those on its other side along.
     """
 
     def __init__(self, counts: Sequence[int], seconds: Sequence[float]) -> None:
-        assert len(counts) == len(seconds) >= 1 and list(counts) == sorted(set(counts)), (counts, seconds)
-        self.counts, self.times = np.array(counts, dtype=np.float64), np.array(seconds, dtype=np.float64)
+        assert len(counts) == len(seconds) >= 2 and list(counts) == sorted(set(counts)), (counts, seconds)
+        self.counts, self.times = list(counts), np.maximum.accumulate(seconds).tolist()
+        self._points = np.array([*counts, FAR * counts[-1]], dtype=np.float64)
 
     def seconds(self, num_tokens: NDArray[np.integer] | int) -> Float64:
-        """Expected seconds, never less for more tokens."""
-        counts, times = self.counts, np.maximum.accumulate(self.times)
-        wanted = np.asarray(num_tokens, dtype=np.float64)
-        if len(counts) == 1:
-            return np.broadcast_to(times[0], wanted.shape)
-        slope = (times[-1] - times[-2]) / (counts[-1] - counts[-2])
-        seconds: Float64 = np.interp(wanted, counts, times) + slope * np.maximum(wanted - counts[-1], 0.0)
+        """Expected seconds."""
+        slope = (self.times[-1] - self.times[-2]) / (self.counts[-1] - self.counts[-2])
+        far = self.times[-1] + slope * (FAR - 1) * self.counts[-1]
+        seconds: Float64 = np.interp(num_tokens, self._points, [*self.times, far])
         return seconds
 
     def observe(self, num_tokens: int, seconds: float) -> None:
         """A step of so many tokens took so long; one that was held up by something else counts little."""
-        place = int(np.clip(np.searchsorted(self.counts, num_tokens) - 1, 0, max(0, len(self.counts) - 2)))
-        expected = float(self.seconds(num_tokens))
-        error = min(seconds - expected, MOST_ERROR * expected) * RATE
-        if len(self.counts) == 1:
-            self.times[0] += error
-            return
-        low, high = self.counts[place], self.counts[place + 1]
-        share = float(np.clip((num_tokens - low) / (high - low), 0.0, 1.0))
-        scale = error / ((1 - share) ** 2 + share**2)
-        self.times[place] += scale * (1 - share)
-        self.times[place + 1] += scale * share
+        counts, times = self.counts, self.times
+        place = min(max(bisect_left(counts, num_tokens) - 1, 0), len(counts) - 2)
+        share = min(max((num_tokens - counts[place]) / (counts[place + 1] - counts[place]), 0.0), 1.0)
+        expected = (1 - share) * times[place] + share * times[place + 1]
+        step = RATE * min(seconds - expected, MOST_ERROR * expected) / ((1 - share) ** 2 + share**2)
+        lower = max(times[place] + step * (1 - share), 0.0)
+        upper = max(times[place + 1] + step * share, lower)
+        below, above = times[:place], times[place + 2 :]
+        self.times = [*(min(time, lower) for time in below), lower, upper, *(max(time, upper) for time in above)]

@@ -89,6 +89,7 @@ class CheckWorthwhile:
         self.step_costs, self.draft_costs = step_costs, draft_costs
         self._calibration = Calibration(num_drafts)
         self._mean_survival = np.zeros(num_drafts)
+        self._places = np.arange(num_drafts)
         self._num_observed = 0
         self._num_plain = PROBE_STEPS  # nothing is known yet
 
@@ -97,24 +98,23 @@ class CheckWorthwhile:
         return self._calibration.error
 
     def choose(self, confidence: Confidence, room: Int32, num_other: int) -> Int32:
-        places = np.arange(confidence.shape[1])
-        survival: Float64 = self._calibration.chances(confidence).cumprod(axis=1)
-        self._note_survival(survival[room > 0])
-        values = np.where(places < room[:, None], survival, -1.0).ravel()
-        order = np.argsort(-values, kind="stable")[: int((values >= 0).sum())]
-        if not len(order):
+        total = int(room.clip(0).sum())
+        if total == 0:
             return np.minimum(room, 0)
-        num_rows = int((room >= 0).sum())
-        gained = np.concatenate(([0.0], values[order].cumsum())) + num_rows
-        counts = num_other + num_rows + np.arange(len(order) + 1)
-        best = int((gained / (self.step_costs.seconds(counts) + self.draft_costs.seconds(num_rows))).argmax())
+        survival: Float64 = self._calibration.chances(confidence).cumprod(axis=1)
+        self._note_survival(survival[room > 0].mean(axis=0))
+        values = np.where(self._places < room[:, None], survival, -1.0).ravel()
+        order = (-values).argsort(kind="stable")[:total]
+        num_rows = int(np.count_nonzero(room >= 0))
+        gained = np.concatenate(([num_rows], values[order])).cumsum()
+        seconds = self.step_costs.seconds(np.arange(num_other + num_rows, num_other + num_rows + total + 1))
+        best = int((gained / (seconds + self.draft_costs.seconds(num_rows))).argmax())
         chosen = np.bincount(order[:best] // confidence.shape[1], minlength=len(room))
         return np.where(room < 0, -1, chosen).astype(np.int32)
 
     def wants_drafts(self, num_rows: int) -> bool:
-        checked = np.arange(len(self._mean_survival) + 1)
-        tokens = 1.0 + np.concatenate(([0.0], self._mean_survival.cumsum()))
-        seconds = self.step_costs.seconds(num_rows * (1 + checked))
+        tokens = np.concatenate(([1.0], self._mean_survival)).cumsum()
+        seconds = self.step_costs.seconds(num_rows * np.arange(1, len(tokens) + 1))
         with_drafts = (tokens / (seconds + self.draft_costs.seconds(num_rows))).max()
         if with_drafts > 1.0 / seconds[0] or self._num_plain >= PROBE_STEPS:
             self._num_plain = 0
@@ -132,7 +132,5 @@ class CheckWorthwhile:
         self.draft_costs.observe(num_rows, seconds)
 
     def _note_survival(self, survival: Float64) -> None:
-        if len(survival):
-            self._num_observed += 1
-            rate = max(MEAN_RATE, 1.0 / self._num_observed)
-            self._mean_survival += rate * (survival.mean(axis=0) - self._mean_survival)
+        self._num_observed += 1
+        self._mean_survival += max(MEAN_RATE, 1.0 / self._num_observed) * (survival - self._mean_survival)
