@@ -54,7 +54,8 @@ def test_bench_tells_what_became_of_drafts(llm, capsys):
     words = ["bench", "--batch-sizes", "1", "--prompt-lengths", "8", "--output-length", "4", "--repeat", "1"]
     assert main([*words, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["drafts"] == {
-        "proposed": [3], "checked": [2], "accepted": [1], "num_rows": 2, "mean_accepted": 0.5, "calibration_error": 0.25,
+        "proposed": [3], "checked": [2], "accepted": [1],
+        "num_rows": 2, "mean_accepted": 0.5, "calibration_error": 0.25,
     }  # fmt: skip
     assert main(words) == 0
     text = capsys.readouterr().out

@@ -25,3 +25,12 @@ def test_a_full_step_gives_no_chunk():
 def test_more_decode_rows_than_tokens_are_caught():
     with pytest.raises(AssertionError, match="5 tokens but the step 4"):
         StepBudget(4, 4).take_decode(5)
+
+
+def test_drafts_share_what_decode_rows_leave_and_half_of_it_when_prompts_wait():
+    budget = StepBudget(20, 20)
+    assert budget.drafts_per_row(4, 5, is_shared=False) == 4
+    assert budget.drafts_per_row(4, 5, is_shared=True) == 2
+    assert budget.drafts_per_row(2, 5, is_shared=False) == 5
+    assert budget.drafts_per_row(20, 5, is_shared=False) == 0
+    assert budget.drafts_per_row(0, 5, is_shared=False) == budget.drafts_per_row(3, 0, is_shared=False) == 0
