@@ -30,7 +30,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -38,7 +37,6 @@ from deepinfer.cache.manager import CacheManager
 from deepinfer.config.engine import ReplayMode, SchedulerOptions
 from deepinfer.errors import RequestError
 from deepinfer.messages import (
-    Bool,
     Finished,
     FinishReason,
     Float32,
@@ -53,40 +51,10 @@ from deepinfer.messages import (
 from deepinfer.scheduler.budget import StepBudget
 from deepinfer.scheduler.queue import WaitingQueue
 from deepinfer.scheduler.request import Request
-from deepinfer.scheduler.state import Int64, SlotState
+from deepinfer.scheduler.state import SlotState
+from deepinfer.scheduler.steps import Chunk, InFlight, comes_after
 
 MAX_PRIORITY = 2**31 - 1
-
-
-@dataclass(slots=True)
-class _Chunk:
-    """A prefill row: positions start .. end - 1."""
-
-    request: Request
-    slot: int
-    start: int
-    end: int
-    samples: bool
-    wants_logits: bool
-
-    @property
-    def num_logprobs(self) -> int:
-        """Tokens of the row, from its first on, that a prompt token follows which is to be scored."""
-        if self.request.params.prompt_logprobs is None:
-            return 0
-        return max(0, min(self.end, len(self.request.prompt) - 1) - self.start)
-
-
-@dataclass(slots=True)
-class _InFlight:
-    """What `update` needs to know of a plan: its sampling rows, and those that return logits or log-probabilities."""
-
-    step: int
-    slots: Int32
-    serials: Int64
-    counts: Int32  # tokens that each row can give at most
-    logit_rows: list[tuple[int, _Chunk]] = field(default_factory=list)
-    logprob_chunks: list[_Chunk] = field(default_factory=list)
 
 
 class Scheduler:
@@ -130,7 +98,7 @@ class Scheduler:
         self._queue = WaitingQueue(options.max_queue)
         self._prefilling: list[Request] = []  # in order of admission
         self._draining: list[Request] = []  # preempted, with tokens in flight
-        self._in_flight: deque[_InFlight] = deque()
+        self._in_flight: deque[InFlight] = deque()
         self._finished: list[Finished] = []
         self._num_arrivals = 0
         self._num_admissions = 0
@@ -215,7 +183,7 @@ class Scheduler:
         self._state.plan_row(sampling, most)
         logit_rows = [(len(decoding) + row, chunk) for row, chunk in enumerate(chunks) if chunk.wants_logits]
         scored = [chunk for chunk in chunks if chunk.num_logprobs]
-        self._in_flight.append(_InFlight(plan.step, sampling, self._state.serial[sampling], most, logit_rows, scored))
+        self._in_flight.append(InFlight(plan.step, sampling, self._state.serial[sampling], most, logit_rows, scored))
         return plan
 
     def _take_decode_rows(self, budget: StepBudget) -> tuple[Int32, Int32]:
@@ -255,7 +223,7 @@ class Scheduler:
         else:
             self._leave_slot(request)
 
-    def _take_chunks(self, budget: StepBudget, setups: list[SlotSetup]) -> list[_Chunk]:
+    def _take_chunks(self, budget: StepBudget, setups: list[SlotSetup]) -> list[Chunk]:
         """Prefill rows of the admitted requests, then of newly admitted ones, as far as the budget goes."""
         chunks = [self._take_chunk(request, budget) for request in self._prefilling if budget.left]
         while budget.left:
@@ -269,13 +237,13 @@ class Scheduler:
             self._prefilling = [request for request in self._prefilling if request.slot not in done]
         return chunks
 
-    def _take_chunk(self, request: Request, budget: StepBudget) -> _Chunk:
+    def _take_chunk(self, request: Request, budget: StepBudget) -> Chunk:
         state, slot = self._state, request.slot
         start, prefill_end = int(state.num_computed[slot]), int(state.prefill_end[slot])
         end = start + budget.take_chunk(prefill_end - start)
         state.num_computed[slot] = end
         wants_logits = request.wants_prompt_logits and start < len(request.prompt)
-        return _Chunk(request, slot, start, end, end == prefill_end, wants_logits)
+        return Chunk(request, slot, start, end, end == prefill_end, wants_logits)
 
     def _admit_next(self) -> Request | None:
         """Move the first waiting request into a slot; None when there is none or it has to wait."""
@@ -302,7 +270,7 @@ class Scheduler:
         limits = np.where(self._state.is_active, self._state.limit, 0)
         return int(np.count_nonzero(limits > self._cache.num_slot_blocks * self._cache.block_tokens))
 
-    def _build_plan(self, decoding: Int32, counts: Int32, chunks: list[_Chunk], setups: list[SlotSetup]) -> StepPlan:
+    def _build_plan(self, decoding: Int32, counts: Int32, chunks: list[Chunk], setups: list[SlotSetup]) -> StepPlan:
         state, num_decode = self._state, len(decoding)
         starts, slots = state.first_starts[decoding], decoding
         samples, wants_logits = np.ones(num_decode, dtype=np.bool_), np.zeros(num_decode, dtype=np.bool_)
@@ -357,35 +325,33 @@ class Scheduler:
         assert len(result.token_ids) == num_tokens.sum(), f"{len(result.token_ids)} tokens, not {num_tokens.sum()}"
         is_current = state.serial[step.slots] == step.serials
         current = step.slots[is_current]
-        self._note_first_tokens(current, now)
         state.take_row(current, step.counts[is_current], num_tokens[is_current])
         if result.num_checked is not None:
             self._count_drafts(current, result.num_checked[is_current], num_tokens[is_current])
-
-        slots, tokens = np.repeat(step.slots, num_tokens), result.token_ids
+        slots, is_wanted = np.repeat(step.slots, num_tokens), np.repeat(is_current, num_tokens)
         is_usable = result.is_finite if result.has_choice is None else result.is_finite & result.has_choice
-        ends_answer = is_usable & state.ends_answer(slots, np.where(is_usable, tokens, 0))
-        is_wanted = np.repeat(is_current, num_tokens) & ~_comes_after(ends_answer, num_tokens)
+        ends_answer = is_usable & state.ends_answer(slots, np.where(is_usable, result.token_ids, 0))
+        is_wanted &= ~comes_after(ends_answer, num_tokens)
         is_kept = is_wanted & is_usable
-        for answer, token in zip(self._answers[slots[is_kept]].tolist(), tokens[is_kept].tolist(), strict=True):
-            answer.append(token)
-        request_ids: list[str] = self._names[slots[is_kept]].tolist()
-        for line in np.flatnonzero(is_kept & ends_answer).tolist():
-            self._end(self._occupant(slots[line]), "stop", now, stop_token=int(tokens[line]))
-        for line in np.flatnonzero(is_wanted & ~is_usable).tolist():
-            self._end_unusable(self._occupant(slots[line]), line, result, now)
+        tokens, logprobs = result.token_ids, result.logprobs
+        if not is_kept.all():
+            tokens, logprobs = tokens[is_kept], None if logprobs is None else logprobs.lines(is_kept)
+        request_ids = self._append(slots[is_kept], tokens, now)
+        for line in np.flatnonzero(is_wanted & (ends_answer | ~is_usable)).tolist():
+            self._end_at(self._occupant(slots[line]), line, result, now)
         for slot in current[(state.num_known[current] > state.limit[current]) & (state.serial[current] > 0)].tolist():
             self._end(self._occupant(slot), "length", now)
         self._release_drained()
-        logprobs = result.logprobs
-        if not is_kept.all():
-            tokens, logprobs = tokens[is_kept], None if logprobs is None else logprobs.lines(is_kept)
         return StepOutput(request_ids, tokens, logprobs, self.take_finished(), prompt_logits, prompt_logprobs)
 
-    def _note_first_tokens(self, slots: Int32, now: float) -> None:
-        for slot in slots[self._state.num_known[slots] == self._state.num_prompt[slots]].tolist():
-            request = self._occupant(slot)
-            request.first_token = request.first_token or now
+    def _append(self, slots: Int32, tokens: Int32, now: float) -> list[str]:
+        """Give each slot's request its token; returns the request ids."""
+        for slot, answer, token in zip(slots.tolist(), self._answers[slots].tolist(), tokens.tolist(), strict=True):
+            if not answer:
+                self._occupant(slot).first_token = now
+            answer.append(token)
+        request_ids: list[str] = self._names[slots].tolist()
+        return request_ids
 
     def _count_drafts(self, slots: Int32, num_checked: Int32, num_tokens: Int32) -> None:
         rows = np.flatnonzero(num_checked)
@@ -396,7 +362,7 @@ class Scheduler:
             request.num_checked_drafts += checked
             request.num_accepted_drafts += given - 1
 
-    def _take_prompt_logits(self, step: _InFlight, result: StepResult) -> list[tuple[str, int, Float32]]:
+    def _take_prompt_logits(self, step: InFlight, result: StepResult) -> list[tuple[str, int, Float32]]:
         """Logits of prompt positions that were not handed out before a preemption."""
         lines: list[tuple[str, int, Float32]] = []
         for row, chunk in step.logit_rows:
@@ -408,7 +374,7 @@ class Scheduler:
                 request.num_logits = end
         return lines
 
-    def _take_prompt_logprobs(self, step: _InFlight, result: StepResult, now: float) -> list[tuple[str, int, Logprobs]]:
+    def _take_prompt_logprobs(self, step: InFlight, result: StepResult, now: float) -> list[tuple[str, int, Logprobs]]:
         """The same of log-probabilities; a request with one that is no number ends here."""
         found: list[tuple[str, int, Logprobs]] = []
         first = 0
@@ -426,12 +392,14 @@ class Scheduler:
             request.num_logprobs = end
         return found
 
-    def _end_unusable(self, request: Request, line: int, result: StepResult, now: float) -> None:
-        """End a request at a line that holds no token."""
+    def _end_at(self, request: Request, line: int, result: StepResult, now: float) -> None:
+        """End a request at a line that ends its answer, or that holds no token."""
         if (cause := result.errors.get(line)) is not None:
             self._end_early(request, cause, now)
         elif not result.is_finite[line]:
             self._end_not_finite(request, request.num_tokens, now)
+        elif result.has_choice is None or result.has_choice[line]:
+            self._end(request, "stop", now, stop_token=int(result.token_ids[line]))
         else:
             cause = (
                 f"its own parameters exclude every token of the vocabulary at position {request.num_tokens}; "
@@ -550,11 +518,3 @@ class Scheduler:
         for request in self._requests.values():
             assert request.slot or request.request_id in self._queue, f"request {request.request_id!r} is nowhere"
         assert held or cache.num_free_blocks == cache.num_blocks, "blocks are held though nothing runs"
-
-
-def _comes_after(is_end: Bool, num_lines: Int32) -> Bool:
-    """Which lines come after an end in the same row; row after row has num_lines of them."""
-    before = np.concatenate(([0], np.cumsum(is_end)))
-    at_start = before[np.cumsum(num_lines) - num_lines]
-    after: Bool = before[:-1] > np.repeat(at_start, num_lines)
-    return after

@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from deepinfer.messages import Bool, Int32
 from deepinfer.sampling.params import MAX_STOP_TOKENS
 from deepinfer.scheduler.request import Request
-
-Int64 = NDArray[np.int64]
 
 
 class SlotState:
