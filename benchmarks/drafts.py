@@ -2,11 +2,12 @@
 
     PYTHONPATH=src python benchmarks/drafts.py [--batches 1,2,4,8,16,32,64] [--rounds 5] [--out drafts.json]
 
-Two parts. Accepted drafts: greedy answers to `PER_SKILL` prompts of each skill of the model's evaluation, all drafts
-checked and then those that the policy chooses. Rates: `--batches` requests at once, prompts whose reference
-answers are long, TOKENS tokens each; every round runs the modes one after the other, in reversed order every other
-time, and ratios are medians over rounds of mode over "none". Only decoding counts: from the last request's first
-token on.
+Three parts. Accepted drafts: greedy answers to PER_SKILL prompts of each skill of the model's evaluation, 64 at a
+time, all drafts checked. Selection: the same where a checked draft costs a fixed share of what a row costs, as in a
+step that computes at full rate; the policy then leaves out drafts, and what is accepted falls less. Rates: `--batches`
+requests at once, prompts whose reference answers are long, TOKENS tokens each; every round runs the modes one after
+the other, in reversed order every other time, and ratios are medians over rounds of mode over "none". Only decoding
+counts: from the last request's first token on.
 """
 
 from __future__ import annotations
@@ -18,9 +19,12 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import deepinfer
 from deepinfer import LLM, SamplingParams
-from deepinfer.messages import DraftCounts
+from deepinfer.speculate.costs import StepCosts
+from deepinfer.speculate.policy import CheckWorthwhile
 
 EVAL = Path(deepinfer.__file__).parent / "data" / "deepinfer-nano" / "eval" / "eval.jsonl"
 MODES: dict[str, dict[str, Any]] = {
@@ -30,6 +34,25 @@ MODES: dict[str, dict[str, Any]] = {
 }
 PER_SKILL = 4
 TOKENS = 32
+SLOPES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.7)  # cost of a checked draft, in rows
+
+
+class FixedCosts(CheckWorthwhile):
+    """The policy on costs that no step corrects: a row 1, a checked draft `slope`, drafting nothing."""
+
+    def __init__(self, num_drafts: int, slope: float, num_rows: int) -> None:
+        most = num_rows * (1 + num_drafts)
+        seconds = [num_rows, num_rows + slope * num_rows * num_drafts]
+        super().__init__(num_drafts, StepCosts([num_rows, most], seconds), StepCosts([1, 2], [0.0, 0.0]))
+
+    def observe_step(self, num_tokens: int, seconds: float) -> None:
+        pass
+
+    def observe_drafting(self, num_rows: int, seconds: float) -> None:
+        pass
+
+    def wants_drafts(self, num_rows: int) -> bool:
+        return True
 
 
 def main() -> None:
@@ -52,9 +75,9 @@ def main() -> None:
         by_skill[record["skill"]] += 1
         if len(tokenizer.encode(record["completion"])) > TOKENS and len(tokens) < 400:
             long_prompts.append(tokens)
-    report = {"accepted": {mode: accepted(llms[mode], prompts) for mode in ("all", "scheduled")}}
-    for mode, figures in report["accepted"].items():
-        print(f"{mode}: {len(prompts)} prompts, {figures}", flush=True)
+    report: dict[str, Any] = {"num_prompts": len(prompts), "all": accepted(llms["all"], prompts)}
+    print("all drafts checked:", report["all"], flush=True)
+    report["selection"] = [selection(prompts, slope, report["all"], args.num_threads) for slope in SLOPES]
     report["rates"] = [rates(llms, long_prompts, batch, args.rounds) for batch in batches]
     for llm in llms.values():
         llm.close()
@@ -63,28 +86,36 @@ def main() -> None:
 
 
 def accepted(llm: LLM, prompts: list[list[int]]) -> dict[str, Any]:
-    """Greedy answers: drafts accepted and checked for each row that had some, and of all rows."""
-    before, params = llm.stats(), SamplingParams(temperature=0.0, max_tokens=256)
-    outputs = llm.generate(prompts, params, progress=False)
-    counts = difference(llm.stats().drafts, before.drafts)
-    num_tokens = sum(output.num_generated_tokens for output in outputs)
-    num_accepted = sum(output.num_accepted_drafts for output in outputs)
-    num_rows = (
-        num_tokens - num_accepted - len(outputs)
-    )  # rows give one token each besides; first tokens are the prompts'
+    """Greedy answers: drafts checked and accepted for each step of a request that had some proposed."""
+    before, params = llm.stats().drafts, SamplingParams(temperature=0.0, max_tokens=256)
+    llm.generate(prompts, params, progress=False)
+    after = llm.stats().drafts
+    checked, kept = (
+        getattr(after, name) - (0 if before is None else getattr(before, name)) for name in ("checked", "accepted")
+    )
+    proposed = int(after.proposed[0]) - (0 if before is None else int(before.proposed[0]))
     return {
-        "accepted_per_step": round(num_accepted / num_rows, 3),
-        "checked_per_step": round(sum(output.num_checked_drafts for output in outputs) / num_rows, 3),
-        "share_accepted_by_place": [round(a / max(1, c), 3) for a, c in zip(*counts, strict=True)],
-        "calibration_error": round(llm.stats().drafts.calibration_error, 4),
+        "checked_per_step": round(int(checked.sum()) / proposed, 3),
+        "accepted_per_step": round(int(kept.sum()) / proposed, 3),
+        "share_accepted_by_place": [round(share, 3) for share in (kept / np.maximum(checked, 1)).tolist()],
+        "calibration_error": round(after.calibration_error, 4),
     }
 
 
-def difference(after: DraftCounts, before: DraftCounts | None) -> tuple[list[int], list[int]]:
-    """Accepted and checked drafts by place."""
-    parts = ((after.accepted, before and before.accepted), (after.checked, before and before.checked))
-    accepted, checked = ((new - (0 if old is None else old)).tolist() for new, old in parts)
-    return accepted, checked
+def selection(
+    prompts: list[list[int]], slope: float, all_checked: dict[str, Any], threads: int | None
+) -> dict[str, Any]:
+    """What is checked and accepted when a checked draft costs `slope` rows, against checking all."""
+    with LLM(draft_scheduling=False, num_threads=threads) as llm:
+        speculation = llm._client.core.executor.speculation
+        speculation._policy = FixedCosts(speculation.num_drafts, slope, llm.config.scheduler.max_num_requests)
+        accepted(llm, prompts)  # calibrates
+        found = accepted(llm, prompts)
+    line: dict[str, Any] = {"slope": slope}
+    for name in ("checked", "accepted"):
+        line[f"{name}_less"] = round(1 - found[f"{name}_per_step"] / all_checked[f"{name}_per_step"], 3)
+    print(line | found, flush=True)
+    return line | found
 
 
 def rates(llms: dict[str, LLM], prompts: list[list[int]], batch: int, rounds: int) -> dict[str, Any]:

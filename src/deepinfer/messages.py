@@ -188,6 +188,7 @@ class StepResult:
         limit; None = 1 each. num_checked: drafts that each such row checked; None = no drafts.
     has_choice: False where the request's own parameters exclude every token; None = nowhere.
     prompt_logprobs: one line for each of the plan's `logprob_targets`.
+    num_computed: tokens that passed the model; fewer than planned where fewer drafts were checked.
     errors: why a line has no token, where it is not the logits; `is_finite` is False there too.
     """
 
@@ -198,6 +199,7 @@ class StepResult:
     prompt_logits: dict[int, Float32] = field(default_factory=dict)  # row -> [counts[row], vocab]
     has_choice: Bool | None = None  # [n]
     prompt_logprobs: Logprobs | None = None
+    num_computed: int = 0
     seconds: float = 0.0  # device side time of the step
     op_seconds: dict[str, float] = field(default_factory=dict)  # by kind of op, if they are timed
     op_checks: dict[str, OpCheck] = field(default_factory=dict)  # by op, if they are checked

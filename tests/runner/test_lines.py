@@ -19,7 +19,9 @@ def plan(rows):
 
 
 def test_a_decode_row_draws_after_each_of_its_tokens_and_a_prefill_row_after_its_last():
-    lines = Lines.of(plan([(4, 9, 3, False, True), (2, 5, 1, False, True), (1, 0, 7, True, False), (3, 2, 6, True, True)]))
+    lines = Lines.of(
+        plan([(4, 9, 3, False, True), (2, 5, 1, False, True), (1, 0, 7, True, False), (3, 2, 6, True, True)])
+    )
     assert lines.slots.tolist() == [4, 2, 3] and lines.counts.tolist() == [3, 1, 1]
     assert lines.line_slots.tolist() == [4, 4, 4, 2, 3]
     assert lines.line_positions.tolist() == [10, 11, 12, 6, 8]

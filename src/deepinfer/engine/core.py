@@ -65,7 +65,6 @@ class EngineCore:
             plan = self.scheduler.schedule()
         if plan is not None:
             self._num_steps += 1
-            self._num_tokens += plan.num_tokens
             self._in_flight.append(self._device.submit(plan))
             if len(self._in_flight) < self._depth:
                 return None
@@ -74,6 +73,7 @@ class EngineCore:
             self._has_ended = False
             if result is not None:
                 output = self.scheduler.update(result)
+                self._num_tokens += result.num_computed
                 self._num_generated_tokens += len(output.token_ids)
                 self._device_seconds += result.seconds
                 for kind, seconds in result.op_seconds.items():

@@ -6,7 +6,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from deepinfer import log
 from deepinfer.backends.null.runner import NullModel, NullRunner
@@ -31,14 +30,6 @@ from deepinfer.structured.rows import ConstrainedRows
 from deepinfer.structured.server import GrammarServer
 
 logger = log.get(__name__)
-
-
-class DraftSize(Protocol):
-    """What a model configuration says of its draft head."""
-
-    block_size: int
-
-
 NULL_BLOCKS_PER_REQUEST = 16
 
 
@@ -67,7 +58,7 @@ def build_runner(config: EngineConfig, folder: Path, eos_ids: Sequence[int] | No
     full = load_module(architecture, "config").ModelConfig.from_file(folder)
     model_config = full.cut(options.layers) if options.layers is not None else full
     max_model_len = _max_model_len(options.max_model_len, model_config.max_positions)
-    num_drafts = _num_drafts(config.speculate.num_draft_tokens, model_config.draft)
+    num_drafts = _num_drafts(config.speculate.num_draft_tokens, model_config.num_drafts)
     layout: CacheLayout = load_module(architecture, "caches").cache_layout(model_config, num_drafts)
     eos_ids = _checked_eos(model_config.eos_ids if eos_ids is None else eos_ids, model_config.vocab_size)
     sizes = (layout.block_tokens, max_model_len, model_config.vocab_size, eos_ids)
@@ -138,18 +129,12 @@ def _checked_eos(eos_ids: Sequence[int], vocab_size: int) -> tuple[int, ...]:
     return tuple(eos_ids)
 
 
-def _num_drafts(wanted: int | None, draft: DraftSize | None) -> int:
-    """Drafts per step: as many as wanted, else the block size of the draft head; 0 without one."""
-    if draft is None:
-        if wanted:
-            raise ConfigError(f"num_draft_tokens is {wanted}, but this model has no draft head; leave it out, or 0")
-        return 0
-    if wanted is not None and wanted > draft.block_size:
-        raise ConfigError(
-            f"num_draft_tokens is {wanted}, but the draft head of this model makes {draft.block_size} at a time; "
-            f"give 0 to {draft.block_size}"
-        )
-    return draft.block_size if wanted is None else wanted
+def _num_drafts(wanted: int | None, most: int) -> int:
+    """Drafts per step: as many as wanted, else as many as the draft head makes (0 = there is none)."""
+    if wanted is not None and wanted > most:
+        has = f"the draft head of this model makes {most} at a time" if most else "this model has no draft head"
+        raise ConfigError(f"num_draft_tokens is {wanted}, but {has}; give at most {most}, or leave it out")
+    return most if wanted is None else wanted
 
 
 def _max_model_len(wanted: int | None, limit: int) -> int:

@@ -123,6 +123,7 @@ class Runner:
             logprobs=None if drawn.logprobs is None else _logprobs([drawn.logprobs]),
             prompt_logits=prompt_logits,
             prompt_logprobs=self._prompt_logprobs(plan, forwarded.hidden, start),
+            num_computed=plan.num_tokens,
             op_seconds=self.clock.take() if self.clock is not None else {},
             op_checks=self.checker.checks() if self.checker is not None else {},
             errors=errors,

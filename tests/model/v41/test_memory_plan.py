@@ -24,8 +24,8 @@ def test_uneven_ranks_are_planned_by_the_fullest():
 
 def test_requests_and_blocks_fill_what_is_left():
     plan = memory_plan(config("released"), 131, 64, 131_072)
-    assert plan.fits and plan.bytes_per_request == 1024 * 113_920 + 40 * 528 * 128 + 3 * 2 * 4096 + 16
-    assert plan.num_requests == plan.cache_bytes // plan.bytes_per_request == 957
+    assert plan.fits and plan.bytes_per_request == 1024 * 113_920 + 43 * 528 * 133 + 3 * 7 * 4096 + 48
+    assert plan.num_requests == plan.cache_bytes // plan.bytes_per_request == 954
     assert plan.num_blocks >= plan.num_requests * 1024
     assert plan.num_cache_tokens == plan.num_blocks * 128
     used = sum(plan.weight_bytes.values()) + plan.reserved_bytes + plan.num_requests * plan.bytes_per_request

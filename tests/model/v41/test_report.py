@@ -42,7 +42,8 @@ def test_bytes_follow_from_the_formats(released):
 
 def test_cache_figures_are_those_of_the_layout(released):
     assert (released.bytes_per_token, released.bytes_per_block, released.block_tokens) == (890, 113_920, 128)
-    assert released.bytes_per_request == 40 * 528 * 128 + 3 * 2 * 4096 + 16
+    # 40 layers and 3 draft blocks; every ring has room for 5 drafts, the token ring of 9 numbers ends on 16 bytes
+    assert released.bytes_per_request == 43 * 528 * 133 + 3 * 7 * 4096 + 48
 
 
 def test_total_bytes_are_those_of_the_bundled_checkpoint():

@@ -131,6 +131,7 @@ class NullRunner:
             self._logprobs(self._num_logprobs[slots], tokens),
             self._logits(plan),
             prompt_logprobs=self._prompt_logprobs(plan),
+            num_computed=plan.num_tokens,
             num_tokens=num_tokens,
             num_checked=np.where(plan.is_prefill, 0, plan.counts - 1)[plan.samples],
         )

@@ -120,6 +120,11 @@ class ModelConfig:
         """Tokens per cache block."""
         return block_tokens_for(self.ratios)
 
+    @property
+    def num_drafts(self) -> int:
+        """Tokens that the draft head makes at a time; 0 without one."""
+        return self.draft.block_size if self.draft is not None else 0
+
     @cached_property
     def draft_layers(self) -> tuple[LayerPlan, ...]:
         """The blocks of the draft head, numbered on from the last layer."""

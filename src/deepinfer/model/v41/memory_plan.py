@@ -70,7 +70,7 @@ def memory_plan(
     """
     context_tokens = config.max_positions if context_tokens is None else context_tokens
     _check(config, device_gib, num_ranks, context_tokens)
-    layout = cache_layout(config)
+    layout = cache_layout(config, config.num_drafts)
     device_bytes = int(device_gib * GIB)
     reserved_bytes = int(device_bytes * RESERVED_SHARE)
     weight_bytes = {part.part: _rank_bytes(part, config, num_ranks) for part in part_figures(catalogue(config))}

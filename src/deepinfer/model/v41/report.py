@@ -107,7 +107,7 @@ def model_report(config: ModelConfig) -> ModelReport:
     specs = list(catalogue(config))
     parts = part_figures(specs)
     active = _active(specs, config)
-    layout = cache_layout(config)
+    layout = cache_layout(config, config.num_drafts)
     outside = ("engram tables", "draft experts", "draft", "vision")
     return ModelReport(
         layers=config.layers,
