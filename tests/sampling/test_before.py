@@ -38,7 +38,7 @@ def sampler_with(answers: list[list[int]]) -> Sampler:
 def test_lines_after_drafts_equal_lines_of_answers_that_hold_them(seed: int) -> None:
     answers = [[4, 3], [], [3, 3, 9], [9, 4]]
     lines = [(slot, place) for slot, drafts in enumerate(DRAFTS, start=1) for place in range(len(drafts) + 1)]
-    tokens = np.array([DRAFTS[slot - 1] + [0] * (4 - len(DRAFTS[slot - 1])) for slot, _ in lines], dtype=np.int32)
+    tokens = torch.tensor([DRAFTS[slot - 1] + [0] * (4 - len(DRAFTS[slot - 1])) for slot, _ in lines])
     before = Before(tokens, np.array([place for _, place in lines], dtype=np.int32))
     logits = 2 * torch.randn(len(lines), VOCAB, generator=torch.Generator().manual_seed(seed))
     logits[:, [2, 3, 4, 7, 9]] += 3.0

@@ -34,7 +34,7 @@ def first_two_tokens(acceptance: str, temperature: float) -> np.ndarray:
     # Two lines a row: after the prompt, and after the draft.
     logits = torch.stack([target[0].expand(NUM_DRAWS, -1), target[1 + drafted]], dim=1).flatten(0, 1)
     drafts = drafted.numpy().astype(np.int32)[:, None]
-    before = Before(np.repeat(drafts, 2, axis=0), np.tile(np.array([0, 1], dtype=np.int32), NUM_DRAWS))
+    before = Before(drafted.repeat_interleave(2)[:, None], np.tile(np.array([0, 1], dtype=np.int32), NUM_DRAWS))
     proposed = None
     if acceptance == "rejection":
         proposed = Proposed(np.arange(0, 2 * NUM_DRAWS, 2), drafted, drawn_from)

@@ -90,7 +90,9 @@ class Speculation:
 
     def before(self, lines: Lines) -> Before | None:
         """The drafts before each line; None when no row checks any."""
-        return None if lines.is_single else Before(self._tokens[lines.line_slots], lines.line_places)
+        if lines.is_single:
+            return None
+        return Before(self._on_device(self._tokens[lines.line_slots]), lines.line_places)
 
     def drafts(self, lines: Lines) -> Int32:
         """The drafts of each row [rows, drafts], of which it checks the first counts - 1."""
@@ -102,9 +104,8 @@ class Speculation:
             return None
         checks = np.flatnonzero(lines.line_places < np.repeat(lines.counts - 1, lines.counts))
         where = lines.line_slots[checks], lines.line_places[checks]
-        token_ids = torch.from_numpy(self._tokens[where].astype(np.int64)).to(self._builder.device)
-        places = tuple(torch.from_numpy(index.astype(np.int64)).to(self._builder.device) for index in where)
-        return Proposed(checks, token_ids, self._drawn_from[places])
+        slots, places = (self._on_device(index) for index in where)
+        return Proposed(checks, self._on_device(self._tokens[where]), self._drawn_from[slots, places])
 
     def verify(self, lines: Lines, token_ids: Int32, is_usable: Bool) -> Int32:
         """Tokens that each row keeps [rows], of those drawn [lines]; 0 for the padding rows."""
@@ -138,20 +139,22 @@ class Speculation:
         started = time.monotonic()
         slots, starts = lines.slots[rows], self.progress.starts[lines.slots[rows]]
         batch = self._builder.block(slots, starts, lines.decoder_starts[rows], self.num_drafts)
-        previous = torch.from_numpy(newest[rows].astype(np.int64)).to(self._builder.device)
+        previous = self._on_device(newest[rows])
         x, logits = self._head.block(previous, batch)
         x, logits = x.unflatten(0, (len(rows), -1)), logits.unflatten(0, (len(rows), -1))
-        tokens = np.zeros((len(rows), self.num_drafts), dtype=np.int32)
+        tokens = previous.new_zeros(len(rows), self.num_drafts)
+        confidences = []
         for place in range(self.num_drafts):
             row, confidence = self._head.next(logits[:, place], x[:, place], previous)
             before = Before(tokens, np.full(len(rows), place, dtype=np.int32)) if place else None
             noise = 0 if self._is_coupled else DRAFT_NOISE
             previous, drawn_from = self._sampler.propose(row, slots, starts + place + 1, before, noise=noise)
             self._keep_logits(slots, place, drawn_from)
-            tokens[:, place] = previous.cpu().numpy()
-            self._confidence[slots, place] = confidence.cpu().numpy()
+            tokens[:, place] = previous
+            confidences.append(confidence)
             self._builder.store(previous, slots, starts + place + 1)
-        self._tokens[slots], self._num_ready[slots] = tokens, self.num_drafts
+        self._tokens[slots], self._num_ready[slots] = tokens.cpu().numpy(), self.num_drafts
+        self._confidence[slots] = torch.stack(confidences, dim=1).cpu().numpy()
         self._counts = dataclasses.replace(self._counts, proposed=self._counts.proposed + len(rows))
         policy.observe_drafting(len(rows), time.monotonic() - started)
 
@@ -161,7 +164,10 @@ class Speculation:
             return
         if self._drawn_from is None:
             self._drawn_from = logits.new_zeros(len(self._tokens), self.num_drafts, logits.shape[1])
-        self._drawn_from[torch.from_numpy(slots.astype(np.int64)).to(logits.device), place] = logits
+        self._drawn_from[self._on_device(slots), place] = logits
+
+    def _on_device(self, values: Int32) -> Tensor:
+        return torch.from_numpy(values.astype(np.int64)).to(self._builder.device)
 
     def counts(self) -> DraftCounts:
         """Counters so far."""

@@ -12,13 +12,12 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Before:
-    """tokens: [lines, most] int32 on the host; of line i the first counts[i] count. counts: [lines]."""
+    """tokens: [lines, most] int64, on the device; of line i the first counts[i] count. counts: [lines], on the host."""
 
-    tokens: NDArray[np.int32]
+    tokens: Tensor
     counts: NDArray[np.int32]
 
     def part(self, lines: NDArray[np.int64], device: torch.device) -> tuple[Tensor, Tensor]:
         """Of some lines [n]: tokens [n, most] int64, and which of them count [n, most] bool."""
-        is_there = np.arange(self.tokens.shape[1]) < self.counts[lines, None]
-        tokens = np.where(is_there, self.tokens[lines], 0).astype(np.int64)
-        return torch.from_numpy(tokens).to(device), torch.from_numpy(is_there).to(device)
+        is_there = torch.from_numpy(np.arange(self.tokens.shape[1]) < self.counts[lines, None]).to(device)
+        return self.tokens[torch.from_numpy(lines).to(device)].where(is_there, 0), is_there
