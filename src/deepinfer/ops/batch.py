@@ -70,6 +70,7 @@ class ForwardBatch:
     is_image: [tokens] bool, or None when all are text.
     decoder_tokens: [decoder tokens] int64, indices into tokens; None = all of them.
     logit_tokens: [n] int64, indices into the decoder's tokens whose logits are wanted; None = all in order.
+    image_rows: [image tokens, hidden] float32, what stands at the image tokens in place of their embedding.
     """
 
     tokens: Tensor
@@ -78,6 +79,7 @@ class ForwardBatch:
     decoder: TokenBatch
     decoder_tokens: Tensor | None
     logit_tokens: Tensor | None
+    image_rows: Tensor | None = None
 
 
 class Hidden(NamedTuple):

@@ -132,14 +132,14 @@ class OpChecker:
 
 
 def _parts(arguments: Arguments) -> Iterator[Part]:
-    """Each row that has tokens; without rows, stretches of 1, 2, 3, ... tokens."""
+    """Each row that has tokens; without rows, stretches of 1, 2, 3, ... tokens; nothing for the ops of one image."""
     if "batch" in arguments:
         offsets = arguments["batch"].row_offsets.tolist()
         for row, (start, end) in enumerate(zip(offsets, offsets[1:], strict=False)):
             if start < end:
                 yield Part(start, end, row)
         return
-    count = len(next(value for name, value in arguments.items() if name in OF_TOKENS))
+    count = len(next((value for name, value in arguments.items() if name in OF_TOKENS), ()))
     start, size = 0, 1
     while start < count:
         yield Part(start, min(start + size, count), None)

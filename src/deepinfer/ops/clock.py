@@ -19,6 +19,7 @@ GROUPS = {
     "compressed entries": ("compress", "select"),
     "experts": ("route", "experts", "shared_expert"),
     "head": ("head",),
+    "images": ("embed_patches", "vision_block", "align"),
     "sampling": ("best_tokens", "draw"),
     "tokens and tables": ("store_tokens", "read_tokens", "write_tokens", "read_table"),
 }

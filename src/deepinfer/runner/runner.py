@@ -16,6 +16,7 @@ from deepinfer.ops.batch import ForwardBatch, Hidden
 from deepinfer.ops.check import OpChecker
 from deepinfer.ops.clock import OpClock
 from deepinfer.runner.batch import BatchBuilder
+from deepinfer.runner.images import ImageEncoder
 from deepinfer.sampling.logprobs import TokenLogprobs, token_logprobs
 from deepinfer.sampling.sampler import Sampler
 from deepinfer.structured.rows import ConstrainedRows
@@ -52,7 +53,8 @@ class Runner:
     """Model, caches and sampler of one engine.
 
     `forward` and `sample` are two calls because the token masks of constrained rows are filled in
-    between, by another process. constraints: None = no request has a grammar.
+    between, by another process. constraints: None = no request has a grammar. encoder: keeps the
+    embeddings of images; None = no request has any.
     """
 
     def __init__(
@@ -63,8 +65,9 @@ class Runner:
         constraints: ConstrainedRows | None = None,
         clock: OpClock | None = None,
         checker: OpChecker | None = None,
+        encoder: ImageEncoder | None = None,
     ):
-        self.model, self.builder, self.sampler = model, builder, sampler
+        self.model, self.builder, self.sampler, self.encoder = model, builder, sampler, encoder
         self.constraints, self.clock, self.checker = constraints, clock, checker
 
     def execute(self, plan: StepPlan) -> StepResult:
@@ -79,7 +82,11 @@ class Runner:
         if self.constraints is not None:
             self.constraints.set_slots(plan.setups)
             self.constraints.begin(plan)
-        hidden = self.model.forward(self.builder.build(plan))
+        batch = self.builder.build(plan)
+        if plan.images:
+            assert self.encoder is not None, "a plan has images, but the model takes none"
+            batch = self.encoder.place(plan, batch)
+        hidden = self.model.forward(batch)
         num_sampling = int(np.count_nonzero(plan.samples))
         return Forwarded(plan, hidden, self.model.logits(hidden.part(0, num_sampling)), started)
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from deepinfer.backends.null.images import NullEncoder
 from deepinfer.messages import Bool, Float32, Int32, Logprobs, SlotSetup, StepPlan, StepResult
 
 UInt64 = NDArray[np.uint64]
@@ -66,10 +67,17 @@ class NullRunner:
     """Executes plans in order; broken invariants of the scheduler are AssertionErrors here."""
 
     def __init__(
-        self, model: NullModel, *, num_slots: int, num_blocks: int, block_tokens: int, max_model_len: int
+        self,
+        model: NullModel,
+        *,
+        num_slots: int,
+        num_blocks: int,
+        block_tokens: int,
+        max_model_len: int,
+        encoder: NullEncoder | None = None,
     ) -> None:
         num_columns = -(-max_model_len // block_tokens)
-        self._model = model
+        self._model, self._encoder = model, encoder
         self._block_tokens = block_tokens
         self._max_model_len = max_model_len
         self._table = np.zeros((num_slots + 1, num_columns), dtype=np.int32)
@@ -99,6 +107,8 @@ class NullRunner:
         self._change_table(plan)
         self._check_rows(plan)
         self._check_blocks(plan)
+        if self._encoder is not None:
+            self._encoder.check(plan)
         self._compute(plan)
         slots = plan.slots[plan.samples]
         tokens = self._model.draw(self._history[slots], self._seed[slots])

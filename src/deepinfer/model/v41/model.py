@@ -8,6 +8,7 @@ from torch import Tensor
 from deepinfer.cache.pools import CachePools
 from deepinfer.model.v41.config import ModelConfig
 from deepinfer.model.v41.layer import layer_caches, prepare_layer
+from deepinfer.model.v41.vision import VisionTower
 from deepinfer.model.v41.weights import ModelWeights
 from deepinfer.ops.batch import ForwardBatch, Hidden
 from deepinfer.ops.layers import BoundLayer, LayerInputs, LayerState, enter_layer, keep_tokens, leave_layer
@@ -15,7 +16,7 @@ from deepinfer.ops.table import Ops
 
 
 class Model:
-    """Prepared weights of the whole backbone; stateless but for them.
+    """Prepared weights of the whole backbone and the image encoder; stateless but for them.
 
     Weights are read from `weights` layer by layer and handed to the ops' `prepare_*`.
     """
@@ -26,6 +27,7 @@ class Model:
         self.ngrams = ops.prepare_ngrams(weights.ngrams()) if config.engram is not None else None
         self.layers = [prepare_layer(plan, ops, weights) for plan in config.layers]
         self.head = ops.prepare_head(weights.head())
+        self.vision = VisionTower(config.vision, ops, weights) if config.vision is not None else None
 
     def bind(self, pools: CachePools) -> BoundModel:
         """The model over one set of caches."""
@@ -60,7 +62,11 @@ class BoundModel:
         if model.ngrams is not None:
             ngram_rows = ops.ngram_rows(inputs.tokens, batch, self.token_ring, model.ngrams)
         ops.store_tokens(inputs.tokens, batch, self.token_ring)
-        state = LayerState(*ops.embed(inputs.tokens, model.embedding), None)
+        streams, pre = ops.embed(inputs.tokens, model.embedding)
+        if inputs.image_rows is not None:
+            streams = streams.contiguous()
+            streams[inputs.is_image] = inputs.image_rows.unsqueeze(1)
+        state = LayerState(streams, pre, None)
         done = self._run_layers(state, LayerInputs(batch, ngram_rows, inputs.is_image), inputs)
         if done is None:  # no token reached the head
             return Hidden(state.streams[:0], state.pre[:0])
