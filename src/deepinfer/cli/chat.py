@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 from deepinfer.cli.common import add_engine_flags, add_sampling_flags, merge_params, open_llm, sampling_flags
 from deepinfer.cli.screen import Screen
 from deepinfer.errors import ConfigError, RequestError
+from deepinfer.images.decode import ImageLimits
+from deepinfer.images.sources import image_bytes
 from deepinfer.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -33,9 +35,7 @@ def add_command(commands: Any) -> None:
     parser = commands.add_parser("chat", help="talk to a model")
     parser.add_argument("prompt", nargs="*", help="answer this and leave; without it, a conversation")
     parser.add_argument("--system", metavar="TEXT", help="system prompt")
-    parser.add_argument(
-        "--image", metavar="PATH", action="append", default=[], help="show this image first; repeatable"
-    )
+    parser.add_argument("--image", metavar="PATH", action="append", default=[], help="show this image; repeatable")
     parser.add_argument("--thinking", action=argparse.BooleanOptionalAction, default=False, help="think first")
     parser.add_argument("--effort", help="how much to think: low, high, xhigh or max")
     add_sampling_flags(parser)
@@ -120,13 +120,9 @@ class Chat:
         self.messages = [{"role": "system", "content": text}] if text else []
 
     def attach(self, path: str) -> None:
-        """Put an image file before the next message. Raises ConfigError when it cannot be read."""
-        try:
-            self.images.append({"type": "image", "image": Path(path).expanduser().read_bytes()})
-        except OSError as error:
-            raise ConfigError(
-                f"image {path} cannot be read: {error.strerror or error}; give the path of a file"
-            ) from None
+        """Put an image file before the next message. Raises RequestError when it cannot be read."""
+        limits = ImageLimits.of(self.llm.config.images)
+        self.images.append({"type": "image", "image": image_bytes(Path(path).expanduser(), "image", limits)})
 
     def answer(self, text: str) -> None:
         """Stream the answer to one user turn; the turn is kept only when the answer is complete."""
@@ -181,7 +177,7 @@ class Chat:
         try:
             self.attach(path)
             self.screen.note(f"the next message shows {path}")
-        except ConfigError as error:
+        except RequestError as error:
             self.screen.note(str(error))
 
 

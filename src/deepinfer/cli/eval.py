@@ -114,7 +114,7 @@ def make_record(line: dict[str, Any], llm: LLM) -> Record:
 
 def images_of(line: dict[str, Any]) -> list[str]:
     """The data URLs of a record's request, in order."""
-    contents = [message["content"] for message in line["request"]["messages"]]
+    contents = [message["content"] for message in line.get("request", {}).get("messages", [])]
     parts = [part for content in contents if isinstance(content, list) for part in content]
     return [part["image_url"]["url"] for part in parts if part["type"] == "image_url"]
 

@@ -14,13 +14,17 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from deepinfer.config.engine import ImageOptions
 from deepinfer.errors import RequestError
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 BACKGROUND = (253, 253, 253)  # that of deepseek-recipe
 MAX_SIDE = 8192  # pixels, as in deepseek-recipe
 MAX_SCANS = 100  # of a JPEG file; each costs a pass over all pixels, and files in use have about ten
-DAMAGED = (OSError, ValueError, SyntaxError, EOFError, IndexError, KeyError, TypeError, OverflowError, struct.error)
+DAMAGED = (
+    OSError, ValueError, SyntaxError, EOFError, IndexError, KeyError, TypeError, OverflowError, struct.error,
+    UserWarning,  # where warnings are errors: EXIF data that can be done without
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,11 @@ class ImageLimits:
 
     max_bytes: int
     max_pixels: int
+
+    @classmethod
+    def of(cls, options: ImageOptions) -> ImageLimits:
+        """The limits of an engine."""
+        return cls(options.max_image_bytes, options.max_image_pixels)
 
 
 def decode(data: bytes, name: str, limits: ImageLimits) -> Image.Image:
@@ -81,7 +90,7 @@ def check_size(image: Image.Image, name: str, limits: ImageLimits) -> None:
 
 def to_rgb(image: Image.Image) -> Image.Image:
     """A decoded image of any mode, upright, as 8-bit RGB."""
-    image = ImageOps.exif_transpose(image)
+    image = _upright(image)
     if image.mode.startswith("I;16"):
         return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
     if image.mode in ("I", "F"):  # no file of ours, but pictures that callers made
@@ -91,3 +100,11 @@ def to_rgb(image: Image.Image) -> Image.Image:
     layer = image.convert("RGBA")
     opaque = Image.new("RGBA", layer.size, (*BACKGROUND, 255))
     return Image.alpha_composite(opaque, layer).convert("RGB")
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    """Turned as its EXIF data say; where those are damaged, as it is stored."""
+    try:
+        return ImageOps.exif_transpose(image)
+    except DAMAGED:
+        return image

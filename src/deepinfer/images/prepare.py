@@ -30,7 +30,7 @@ class ImagePreparer:
     def __init__(self, geometry: ImageGeometry, options: ImageOptions) -> None:
         self.geometry = geometry
         self.max_images = options.max_images
-        self.limits = ImageLimits(options.max_image_bytes, options.max_image_pixels)
+        self.limits = ImageLimits.of(options)
         self._decoders = threading.BoundedSemaphore(MAX_DECODERS)
 
     def prepare(self, source: ImageSource, name: str, detail: Detail = "high", size: object = None) -> ImageInput:
@@ -53,7 +53,7 @@ class ImagePreparer:
             pixels = np.array(fit(image, self.geometry))
         height, width = pixels.shape[:2]
         digest = hashlib.blake2b(f"{width}x{height}".encode(), digest_size=KEY_BYTES)
-        digest.update(pixels)
+        digest.update(pixels.data)
         tokens, patches = self.geometry.num_tokens(width, height), self.geometry.num_patches(width, height)
         return ImageInput(digest.digest(), pixels, tokens, patches)
 
@@ -94,8 +94,7 @@ def _at_low_detail(image: Image.Image) -> Image.Image:
 
 def _check_size(image: Image.Image, size: object, name: str) -> None:
     try:
-        width, height = size  # type: ignore[misc]
-        fits = (int(width), int(height)) == image.size
+        fits = tuple(map(int, size)) == image.size  # type: ignore[call-overload]
     except (TypeError, ValueError):
         raise RequestError(f"size of {name} is {shown(size)}; it must be (width, height) in pixels") from None
     if not fits:

@@ -36,6 +36,7 @@ WRITTEN = {
     "compress": ("state", "pages", "index_pages"),
 }  # fmt: skip
 TOKEN_AXIS = {"ngram_rows": 1}  # of the result, where it is not the first
+CHECKED = [name for name, group in GROUP_OF.items() if group != "images"]  # an image is always encoded alone
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
 Arguments = Mapping[str, Any]
 
@@ -88,7 +89,7 @@ class OpChecker:
     def around(self, ops: Ops) -> Ops:
         """The same ops, each of them checked, layers as calls of single ops."""
         checked = one_by_one(ops)
-        for name in GROUP_OF:
+        for name in CHECKED:
             setattr(checked, name, self._checked(name, ops.origin[name], getattr(ops, name)))
         checked.checker = self
         return checked
@@ -132,14 +133,14 @@ class OpChecker:
 
 
 def _parts(arguments: Arguments) -> Iterator[Part]:
-    """Each row that has tokens; without rows, stretches of 1, 2, 3, ... tokens; nothing for the ops of one image."""
+    """Each row that has tokens; without rows, stretches of 1, 2, 3, ... tokens."""
     if "batch" in arguments:
         offsets = arguments["batch"].row_offsets.tolist()
         for row, (start, end) in enumerate(zip(offsets, offsets[1:], strict=False)):
             if start < end:
                 yield Part(start, end, row)
         return
-    count = len(next((value for name, value in arguments.items() if name in OF_TOKENS), ()))
+    count = len(next(value for name, value in arguments.items() if name in OF_TOKENS))
     start, size = 0, 1
     while start < count:
         yield Part(start, min(start + size, count), None)

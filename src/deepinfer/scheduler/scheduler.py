@@ -547,8 +547,8 @@ class Scheduler:
         largest = max((span.image.num_tokens for span in request.images), default=0)
         if largest > (room := self._max_step_tokens - self._cache.num_slots + 1):
             raise RequestError(
-                f"request {name!r} has an image of {largest} tokens, which are computed in one step, but a step has room "
-                f"for {room}; give a smaller image or raise --max-step-tokens"
+                f"request {name!r} has an image of {largest} tokens, computed in one step, but a step has room for "
+                f"{room}; give a smaller image or raise --max-step-tokens"
             )
 
     # -- invariants
