@@ -207,7 +207,7 @@ def _with_urls(messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], di
     def part_of(part: Any, place: str) -> Any:
         if not isinstance(part, Mapping) or part.get("type") != "image" or "image" not in part:
             return part
-        url = f"data:{secret};base64,{len(given):08d}"
+        url = f"data:image/png;base64,{secret}{len(given):08d}"
         given[url] = PromptImage(part["image"], f"image {len(given) + 1} ({place})", part.get("detail", "high"))
         return {"type": "image_url", "image_url": {"url": url}}
 
