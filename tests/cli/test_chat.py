@@ -129,7 +129,11 @@ def test_attached_images_stand_before_the_next_message_only(llm, type_in, capsys
     parts = [{"type": "image", "image": b"first"}, {"type": "image", "image": b"second"}]
     question = {"role": "user", "content": [*parts, {"type": "text", "text": "Which colour?"}]}
     assert llm.calls[0][1] == [question]
-    assert llm.calls[1][1] == [question, {"role": "assistant", "content": "red"}, {"role": "user", "content": "And now?"}]
+    assert llm.calls[1][1] == [
+        question,
+        {"role": "assistant", "content": "red"},
+        {"role": "user", "content": "And now?"},
+    ]
     assert "the next message shows" in capsys.readouterr().err
 
 

@@ -262,4 +262,3 @@ def test_prompts_of_the_skills_file_hold_their_images(nano: Path, encoder: ChatE
         assert len(prompt.images) == prompt.token_ids.count(TOKEN) == 1
         spelled = tokenizer.encode(record["prompt"].replace("<｜image｜>", "<｜image｜>\n\n"))
         assert prompt.token_ids == spelled  # deepseek-recipe puts an empty line between parts
-

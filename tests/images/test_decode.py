@@ -103,7 +103,9 @@ def test_of_an_animation_the_first_frame_counts(kind: str) -> None:
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGBA", "RGBa", "CMYK", "YCbCr", "HSV", "LAB", "I", "F"])
 def test_pictures_of_every_mode_become_rgb(mode: str) -> None:
     grey = Image.new("RGB", (4, 3), (90, 90, 90))
-    source = grey.convert("RGBA").convert(mode) if mode == "RGBa" else Image.new(mode, (4, 3)) if mode == "LAB" else None
+    source = (
+        grey.convert("RGBA").convert(mode) if mode == "RGBa" else Image.new(mode, (4, 3)) if mode == "LAB" else None
+    )
     rgb = to_rgb(source or grey.convert(mode))
     assert (rgb.mode, rgb.size) == ("RGB", (4, 3))
     if mode not in ("1", "P", "LAB"):
