@@ -97,9 +97,9 @@ def to_rgb(image: Image.Image) -> Image.Image:
         return Image.fromarray(np.asarray(image).clip(0, 255).astype(np.uint8)).convert("RGB")
     if not image.has_transparency_data:
         return image.convert("RGB")
-    layer = image.convert("RGBA")
-    opaque = Image.new("RGBA", layer.size, (*BACKGROUND, 255))
-    return Image.alpha_composite(opaque, layer).convert("RGB")
+    layer, opaque = image.convert("RGBA"), Image.new("RGB", image.size, BACKGROUND)
+    opaque.paste(layer, mask=layer.getchannel("A"))
+    return opaque
 
 
 def _upright(image: Image.Image) -> Image.Image:

@@ -84,7 +84,8 @@ class ModelConfig:
     def cut(self, layer_ids: Sequence[int]) -> ModelConfig:
         """The same model with only these layers of the checkpoint, renumbered.
 
-        Engram tables go with their layers, the draft head with any of its target layers, the image encoder always.
+        Engram tables go with their layers, the draft head with any of its target layers,
+        the image encoder with any layer.
         Raises ConfigError as `schedule.cut_layers` does.
         """
         layers = cut_layers(self.layers, layer_ids)
@@ -97,7 +98,8 @@ class ModelConfig:
             targets = [self.layers[target].layer_id for target in draft.target_layers]
             kept = tuple(places[target] for target in targets if target in places)
             draft = dataclasses.replace(draft, target_layers=kept) if len(kept) == len(targets) else None
-        return dataclasses.replace(self, layers=layers, engram=engram, draft=draft, vision=None)
+        vision = self.vision if len(layers) == len(self.layers) else None
+        return dataclasses.replace(self, layers=layers, engram=engram, draft=draft, vision=vision)
 
     @property
     def num_layers(self) -> int:
