@@ -14,9 +14,9 @@ import threading
 import time
 
 import numpy as np
-from images.pictures import picture
 
 from deepinfer import LLM, SamplingParams
+from images.pictures import picture
 
 NUM_TEXTS = 4
 TEXT = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True)
@@ -48,7 +48,9 @@ def measure(llm: LLM, images: list[object]) -> str:
     count = after.num_encoded_images - before.num_encoded_images
     text = f"gaps: median {1e3 * middle:.1f} ms, 99 % {1e3 * high:.1f} ms, longest {1e3 * max(gaps):.1f} ms"
     if count:
-        text += f"; {count} images, {1e3 * (after.encode_seconds - before.encode_seconds) / count:.0f} ms each to encode"
+        text += (
+            f"; {count} images, {1e3 * (after.encode_seconds - before.encode_seconds) / count:.0f} ms each to encode"
+        )
     return text
 
 

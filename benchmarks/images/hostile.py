@@ -16,13 +16,13 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from images.fuzz import files, mutated
-from images.pictures import encoded, geometry, picture
 from PIL import Image
 
 from deepinfer.config.engine import ImageOptions
 from deepinfer.errors import RequestError
 from deepinfer.images.prepare import ImagePreparer
+from images.fuzz import files, mutated
+from images.pictures import encoded, geometry, picture
 
 WIDTH, HEIGHT = 7680, 4320  # 33.2 million pixels, the default limit is 33.6
 LARGE: dict[str, Callable[[], bytes]] = {
@@ -55,7 +55,7 @@ def damaged(num_files: int, seed: int, model: str) -> str:
     draw, sound = random.Random(seed), files()
     preparer = ImagePreparer(geometry(model), ImageOptions())
     before, slowest, causes = peak_mib(), 0.0, Counter[str]()
-    for number in range(num_files):
+    for _ in range(num_files):
         file = mutated(draw.choice(sound), draw)
         started = time.perf_counter()
         try:

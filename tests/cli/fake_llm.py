@@ -37,6 +37,7 @@ class FakeLLM:
     tokenizer: FakeTokenizer = field(default_factory=FakeTokenizer)
     calls: list = field(default_factory=list)
     vocab_size: int = 128
+    image_token_id: int | None = None
     max_model_len: int = 1024
 
     def __enter__(self):
