@@ -200,6 +200,23 @@ def test_an_abort_with_a_step_in_flight_keeps_the_embedding_until_its_result() -
     assert engine.tokens("next") == engine.direct("next")
 
 
+def test_a_preempted_request_claims_its_embeddings_again() -> None:
+    engine = ImageEngine(cache_tokens=4)
+    engine.send(request("a", [1, image(1)], max_tokens=6))
+    engine.encode()
+    engine.encode()
+    engine.step()
+    engine.step()  # the prompt of `a` is computed, its embedding may go
+    engine.send(request("b", [image(2, 4)]))
+    engine.encode()
+    engine.encode()
+    engine.scheduler._preempt(1)
+    engine.scheduler.check()
+    engine.run_all()
+    assert engine.encoded == [[image(1).key], [image(2, 4).key], [image(1).key]]
+    assert [engine.tokens(name) for name in "ab"] == [engine.direct(name) for name in "ab"]
+
+
 def test_random_requests_with_images_are_all_answered() -> None:
     """Tight pools and caches, preemption, aborts, an encoder that takes its time: invariants after each step."""
     num_preemptions = num_again = 0

@@ -52,7 +52,8 @@ class ImageWork:
         self._holds: dict[str, list[bytes]] = {}  # of each request
         self._releases: deque[tuple[int, list[bytes]]] = deque()  # when the result of that step has come
         self._steps_done = 0
-        self._pixels: dict[bytes, tuple[int, int]] = {}  # of all requests: how many have the image, bytes
+        self._num_requests: dict[bytes, int] = {}  # that have the image, wherever they stand
+        self._pixel_bytes = 0  # of all these images
 
     # -- requests
 
@@ -88,16 +89,16 @@ class ImageWork:
                 f"request {name!r}: the pixels of its images take {own} bytes, but image_queue_bytes is {limit}; "
                 "give fewer or smaller images or raise --image-queue-bytes"
             )
-        new = sum(image.pixels.nbytes for image in distinct if image.key not in self._pixels)
-        held = sum(num_bytes for _, num_bytes in self._pixels.values())
-        if held + new > limit:
+        new = sum(image.pixels.nbytes for image in distinct if image.key not in self._num_requests)
+        if self._pixel_bytes + new > limit:
             raise QueueFullError(
-                f"request {name!r} is refused: images of other requests take {held} bytes already and "
+                f"request {name!r} is refused: images of other requests take {self._pixel_bytes} bytes already and "
                 f"image_queue_bytes is {limit}; try again later or raise --image-queue-bytes"
             )
         self._line.add(request)
+        self._pixel_bytes += new
         for image in distinct:
-            self._pixels[image.key] = self._pixels.get(image.key, (0, 0))[0] + 1, image.pixels.nbytes
+            self._num_requests[image.key] = self._num_requests.get(image.key, 0) + 1
 
     def put_back(self, request: Request, step: int) -> None:
         """A preempted request needs its embeddings again; `step` is the last one planned."""
@@ -109,10 +110,11 @@ class ImageWork:
         self._line.remove(request.request_id)
         self._promised.pop(request.request_id, None)
         self.release(request, step)
-        for key in {span.image.key for span in request.images}:
-            count, num_bytes = self._pixels.pop(key)
-            if count > 1:
-                self._pixels[key] = count - 1, num_bytes
+        for image in {span.image.key: span.image for span in request.images}.values():
+            self._num_requests[image.key] -= 1
+            if not self._num_requests[image.key]:
+                del self._num_requests[image.key]
+                self._pixel_bytes -= image.pixels.nbytes
 
     def release(self, request: Request, step: int) -> None:
         """The request does not need its embeddings after this step, the last one planned."""
@@ -204,6 +206,8 @@ class ImageWork:
         """Assert that sums and holds agree; for tests and for the idle engine."""
         assert self._num_bytes == sum(embedding.num_bytes for embedding in self._embeddings.values())
         assert self._num_bytes <= self._options.image_cache_bytes, "more embeddings than there is room for"
+        assert 0 <= self._pixel_bytes <= self._options.image_queue_bytes, "more pixels than there is room for"
+        assert bool(self._num_requests) == (self._pixel_bytes > 0), "pixels are counted that nobody has"
         holds = [key for keys in self._holds.values() for key in keys]
         holds += [key for _, keys in self._releases for key in keys]
         for key, embedding in self._embeddings.items():
