@@ -140,14 +140,6 @@ class ChatEncoder:
         fields = {name: body[name] for name in PROMPT_FIELDS if name in body}
         return self._encode({**fields, "messages": _checked(body.get("messages"))})
 
-    def encode_conversion(
-        self, conversion: recipe.ConversationRequest, given: Mapping[str, PromptImage] | None = None
-    ) -> ChatPrompt:
-        """Encode what deepseek-recipe made of a request. given: images by the URL that stands for them."""
-        sources = self._encoding.render_conversation(conversion.conversation).image_sources
-        images = tuple(_prompt_image(source, number, given or {}) for number, source in enumerate(sources, 1))
-        return ChatPrompt(self._encoding.encode(conversion.conversation), conversion, images)
-
     @cached_property
     def _encoding(self) -> recipe.DeepseekV41Encoding:
         try:
@@ -156,12 +148,20 @@ class ChatEncoder:
             raise ModelError(f"{self._tokenizer_file} cannot be read as a tokenizer ({error})") from None
         return recipe.DeepseekV41Encoding().with_tokenizer(tokenizer)
 
+    def _images(
+        self, conversion: recipe.ConversationRequest, given: Mapping[str, PromptImage]
+    ) -> tuple[PromptImage, ...]:
+        """In the order of their tokens. given: images by the URL that stands for them."""
+        sources = self._encoding.render_conversation(conversion.conversation).image_sources
+        return tuple(_prompt_image(source, number, given) for number, source in enumerate(sources, 1))
+
     def _encode(
         self, body: dict[str, Any], protocol: Protocol = "chat", given: Mapping[str, PromptImage] | None = None
     ) -> ChatPrompt:
         try:
             conversion = REQUESTS[protocol]({**body, "model": MODEL_NAME}).convert(self._options)
-            return self.encode_conversion(conversion, given)
+            images = self._images(conversion, given or {})
+            return ChatPrompt(self._encoding.encode(conversion.conversation), conversion, images)
         except recipe.ConversionError as error:
             raise RequestError(f"chat request refused: {error}") from None
         except UnicodeEncodeError:
