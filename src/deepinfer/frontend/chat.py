@@ -152,6 +152,8 @@ class ChatEncoder:
         self, conversion: recipe.ConversationRequest, given: Mapping[str, PromptImage]
     ) -> tuple[PromptImage, ...]:
         """In the order of their tokens. given: images by the URL that stands for them."""
+        if not any(message.image_sources for message in conversion.conversation.messages):
+            return ()
         sources = self._encoding.render_conversation(conversion.conversation).image_sources
         return tuple(_prompt_image(source, number, given) for number, source in enumerate(sources, 1))
 
