@@ -120,14 +120,14 @@ def test_a_conversation_goes_on_from_one_answer(llm, capsys):
     assert "n is 2, but a conversation goes on from one answer" in capsys.readouterr().err
 
 
-def test_attached_images_stand_before_the_next_message_only(llm, type_in, capsys, tmp_path):
+def test_attached_images_belong_to_the_next_message_only(llm, type_in, capsys, tmp_path):
     llm.deltas = [("", "red")]
     (tmp_path / "a.png").write_bytes(b"first")
     (tmp_path / "b c.png").write_bytes(b"second")
     type_in(f"/image {tmp_path}/b c.png\nWhich colour?\nAnd now?\n")
     assert main(["chat", "--image", str(tmp_path / "a.png")]) == 0
     parts = [{"type": "image", "image": b"first"}, {"type": "image", "image": b"second"}]
-    question = {"role": "user", "content": [*parts, {"type": "text", "text": "Which colour?"}]}
+    question = {"role": "user", "content": [{"type": "text", "text": "Which colour?"}, *parts]}
     assert llm.calls[0][1] == [question]
     assert llm.calls[1][1] == [
         question,

@@ -17,7 +17,7 @@ def picture_record(name):
     return base64.b64decode(image["image_url"]["url"].partition(",")[2]), question["text"], record["answer"]
 
 
-@pytest.mark.parametrize("name", ["image_digit-0", "image_count-2", "image_two_shapes-1"])
+@pytest.mark.parametrize("name", ["image_digit-1", "image_count-2", "image_two_shapes-1"])
 def test_chat_sees_an_attached_image(tmp_path, capsys, name):
     image, question, answer = picture_record(name)
     (tmp_path / "picture.png").write_bytes(image)
@@ -28,7 +28,7 @@ def test_chat_sees_an_attached_image(tmp_path, capsys, name):
 def test_chat_names_an_image_that_is_damaged(tmp_path, capsys):
     (tmp_path / "picture.png").write_bytes(picture_record("image_digit-0")[0][:500])
     assert main(["chat", "--image", str(tmp_path / "picture.png"), "What?"]) != 0
-    assert "image 1 (messages[0].content[0]) is damaged or cut off" in capsys.readouterr().err
+    assert "image 1 (messages[0].content[1]) is damaged or cut off" in capsys.readouterr().err
 
 
 def test_chat_answers_a_fact_and_reports_speed(capsys):

@@ -120,7 +120,7 @@ class Chat:
         self.messages = [{"role": "system", "content": text}] if text else []
 
     def attach(self, path: str) -> None:
-        """Put an image file before the next message. Raises RequestError when it cannot be read."""
+        """Put an image file behind the next message. Raises RequestError when it cannot be read."""
         limits = ImageLimits.of(self.llm.config.images)
         self.images.append({"type": "image", "image": image_bytes(Path(path).expanduser(), "image", limits)})
 
@@ -128,7 +128,7 @@ class Chat:
         """Stream the answer to one user turn; the turn is kept only when the answer is complete."""
         content: str | list[dict[str, Any]] = text
         if self.images:
-            content, self.images = [*self.images, {"type": "text", "text": text}], []
+            content, self.images = [{"type": "text", "text": text}, *self.images], []
         messages = [*self.messages, {"role": "user", "content": content}]
         started = time.monotonic()
         first = last = started
