@@ -185,6 +185,17 @@ def test_an_aborted_request_leaves_nothing_held(when: str) -> None:
     assert engine.tokens("next") == engine.direct("next")
 
 
+def test_images_that_nobody_waits_for_any_more_are_not_encoded() -> None:
+    engine = ImageEngine(patches=1, cache_tokens=9)
+    for name, number in zip("abc", (1, 2, 3), strict=True):
+        engine.send(request(name, [image(number)]))
+    engine.encode()
+    engine.scheduler.finish("b", "abort")
+    engine.run_all()
+    assert engine.encoded == [[image(1).key], [image(3).key]]
+    assert engine.images.num_bytes == 6
+
+
 def test_an_abort_with_a_step_in_flight_keeps_the_embedding_until_its_result() -> None:
     engine = ImageEngine(cache_tokens=4, depth=2)
     engine.send(request("gone", [1, image(1)]))

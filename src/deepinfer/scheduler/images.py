@@ -144,13 +144,15 @@ class ImageWork:
 
     def plan(self) -> EncodePlan | None:
         """The next images to encode; None when there are none or some are being encoded."""
-        if self._in_flight is not None or not self._wanted:
+        if self._in_flight is not None:
             return None
-        images = [self._wanted.popleft()]
-        budget = self._options.max_encode_patches - images[0].num_patches
-        while self._wanted and self._wanted[0].num_patches <= budget:
+        images: list[ImageInput] = []
+        budget = self._options.max_encode_patches
+        while (image := self._first_wanted()) is not None and (not images or image.num_patches <= budget):
             images.append(self._wanted.popleft())
-            budget -= images[-1].num_patches
+            budget -= image.num_patches
+        if not images:
+            return None
         self._in_flight = EncodePlan(tuple(images), tuple(self._drops))
         self._drops.clear()
         return self._in_flight
@@ -162,6 +164,16 @@ class ImageWork:
         self._in_flight = None
         for key in result.keys:
             self._embeddings[key].is_ready = True
+
+    def _first_wanted(self) -> ImageInput | None:
+        """The next image to encode, left in the line; those that nobody waits for any more are forgotten."""
+        while self._wanted:
+            image = self._wanted[0]
+            if self._embeddings[image.key].num_holds:
+                return image
+            self._wanted.popleft()
+            self._num_bytes -= self._embeddings.pop(image.key).num_bytes
+        return None
 
     def _reserve(self, request: Request) -> bool:
         """Hold all embeddings of a request, making room for those that are not there; False if there is none."""
