@@ -17,9 +17,9 @@ from safetensors.torch import load_file
 import goldens
 from deepinfer import LLM, EngineDeadError, RequestError, SamplingParams
 from deepinfer.cli.eval import NANO_EVAL
+from image_prompts import TOKEN, prompts
 from images.pictures import picture
 
-TOKEN = 639
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 SHORT = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 FLOAT32 = {"precision": "float32", "max_num_requests": 8}
@@ -53,21 +53,6 @@ def llm() -> Iterator[LLM]:
 
 def golden_logits(precision: str) -> np.ndarray:
     return load_file(goldens.ROOT / "goldens" / "image.safetensors")[f"logits.{precision}"].float().numpy()
-
-
-def prompts(count: int) -> list[dict[str, Any]]:
-    """Different prompts of one to three images and text between them."""
-    draw, text = np.random.default_rng(count), goldens.prompt(200).tokens
-    found = []
-    for number in range(count):
-        ids, images = [0], []
-        for place in range(number % 3 + 1):
-            width, height = draw.integers(20, 160, 2).tolist()
-            images.append(picture(width, height, seed=10 * number + place))
-            at = int(draw.integers(0, 100))
-            ids += [*text[at : at + int(draw.integers(0, 20))], TOKEN]
-        found.append({"prompt_token_ids": [*ids, *text[:5]], "images": images})
-    return found
 
 
 def answers(llm: LLM, asked: list[dict[str, Any]], params: SamplingParams = SHORT) -> list[list[int]]:
