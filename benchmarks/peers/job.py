@@ -42,7 +42,8 @@ class Job:
     def prompts(self, num_tokens: int, seed: int) -> list[list[int]]:
         """Random token ids, the same ones in every engine."""
         config = json.loads(Path(self.folder, "config.json").read_text())
-        choices = range(FIRST_ORDINARY_TOKEN, config["text_config"]["vocab_size"])
+        vocabulary = range(FIRST_ORDINARY_TOKEN, config["text_config"]["vocab_size"])
+        choices = [token for token in vocabulary if token != config.get("image_token_id")]
         chooser = random.Random(seed)
         return [[chooser.choice(choices) for _ in range(num_tokens)] for _ in range(self.num_requests)]
 

@@ -28,6 +28,7 @@ from deepinfer.frontend.request_ids import RequestIds
 from deepinfer.frontend.samples import split_samples
 from deepinfer.frontend.stream import RequestStream
 from deepinfer.frontend.tokenizer import NoTokenizer, Tokenizer
+from deepinfer.images.prepare import ImagePreparer
 from deepinfer.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -65,7 +66,11 @@ class LLM:
         self._client = engine.client
         weakref.finalize(self, engine.client.close_unused)  # at exit, or when nobody holds this object any more
         self.vocab_size, self.max_model_len = engine.vocab_size, engine.max_model_len
-        self._builder = RequestBuilder(self.tokenizer, engine.vocab_size, engine.max_model_len, engine.num_cache_tokens)
+        self.image_token_id = None if engine.images is None else engine.images.token_id
+        preparer = None if engine.images is None else ImagePreparer(engine.images, self.config.images)
+        self._builder = RequestBuilder(
+            self.tokenizer, engine.vocab_size, engine.max_model_len, engine.num_cache_tokens, preparer
+        )
 
     # -- whole answers
 
@@ -74,12 +79,16 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         params: Params = None,
         *,
+        multi_modal_data: Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | None = None,
         priority: int = 0,
         progress: bool | None = None,
     ) -> list[RequestOutput]:
         """Continue prompts: one output per prompt, in their order; with `n` above 1, see `RequestOutput.more`.
 
-        prompts: one or a list of: a text; token ids; {"prompt": text}; {"prompt_token_ids": ids}.
+        prompts: one or a list of: a text; token ids; {"prompt": text}; {"prompt_token_ids": ids}. The last two
+            may have "images", a list of paths, bytes, pictures or data URLs, one for each `<｜image｜>` in the prompt.
+        multi_modal_data: the images as DeepInfer takes them, {"image_bytes": [...], "image_sizes": [...]}; for a
+            list of prompts, one for each or None.
         params: for all, or one for each; None = `default_params`.
         progress: a bar on standard error; None = when it is a terminal.
 
@@ -88,6 +97,8 @@ class LLM:
         """
         is_one = isinstance(prompts, str | bytes | Mapping) or not _is_list_of_prompts(prompts)
         items: list[Any] = [prompts] if is_one else list(prompts)
+        if multi_modal_data is not None:
+            items = _with_data(items, [multi_modal_data] if is_one else multi_modal_data)
 
         def start(prompt: Prompt, chosen: SamplingParams, request_ids: list[str]) -> list[RequestStream]:
             return self._streams(prompt, chosen, request_ids, priority)
@@ -124,15 +135,16 @@ class LLM:
         outputs = self._answer_all(items, self._params_for(len(items), params), start, progress)
         return [_as_chat(output) for output in (_raise_if_refused(outputs) if is_one else outputs)]
 
-    def score(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
+    def score(self, prompt: Prompt) -> NDArray[np.float32]:
         """Logits of the model after every position of a sequence: [n, vocab] float32.
 
+        prompt: as in `generate`; an image takes as many positions as in `RequestOutput.prompt_token_ids`.
         Every token passes every layer, whatever the replay mode. Raises RequestError.
         """
         with Call(self._client, self._ids) as call:
             request_id = call.take_id()
             params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
-            request = self._builder.build(token_ids, params, request_id=request_id, wants_prompt_logits=True)
+            request = self._builder.build(prompt, params, request_id=request_id, wants_prompt_logits=True)
             stream = RequestStream(request, self.tokenizer)
             call.submit(stream)
             scores = np.empty((len(request.token_ids), self.vocab_size), dtype=np.float32)
@@ -228,7 +240,9 @@ class LLM:
 
         prompt = self._chat_encoder.encode(conversation, **{"thinking": False, **options})
         params = prompt.constrained(params, self.tokenizer.think_end_id)
-        request = self._builder.build(prompt.token_ids, params, request_id=request_ids[0], priority=priority)
+        request = self._builder.build(
+            prompt.token_ids, params, request_id=request_ids[0], priority=priority, images=prompt.images
+        )
         return [
             ChatStream(one, self.tokenizer, prompt.parser(), sample=sample, asked_as=request_ids[0])
             for sample, one in enumerate(split_samples(request, request_ids))
@@ -262,6 +276,20 @@ def _is_list_of_prompts(prompts: object) -> bool:
     if len(prompts) == 0 or isinstance(prompts[0], Number):
         return len(prompts) == 0
     return any(isinstance(prompt, str | bytes | Mapping | Sequence | np.ndarray) for prompt in prompts)
+
+
+def _with_data(items: list[Any], data: Any) -> list[Any]:
+    """Prompts with the images that stand beside them."""
+    if not isinstance(data, Sequence) or len(data) != len(items):
+        given = f"a list of {len(data)}" if isinstance(data, Sequence) else f"a {type(data).__name__}"
+        raise RequestError(f"multi_modal_data is {given}; it must be one for each of {len(items)} prompts, or None")
+    named = [item if isinstance(item, Mapping) else {_kind(item): item} for item in items]
+    pairs = zip(named, data, strict=True)
+    return [prompt if one is None else {**prompt, "multi_modal_data": one} for prompt, one in pairs]
+
+
+def _kind(prompt: object) -> str:
+    return "prompt" if isinstance(prompt, str) else "prompt_token_ids"
 
 
 def _is_list_of_conversations(messages: object) -> bool:

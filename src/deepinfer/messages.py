@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from deepinfer.images.messages import ImagePlace, ImageSpan
 from deepinfer.sampling.params import SamplingParams
 from deepinfer.structured.grammar import CompiledGrammar
 
@@ -40,6 +41,7 @@ class GenerateRequest:
         runs every layer for every token, whatever the replay mode.
     bad_word_ids: the token sequences that `params.bad_words` stand for.
     grammar: of `params.constraint`, compiled by the engine's client on the way in.
+    images: in order; `token_ids` holds the image token at all of their positions.
     """
 
     request_id: str
@@ -50,6 +52,7 @@ class GenerateRequest:
     wants_prompt_logits: bool = False
     bad_word_ids: TokenSequences = ()
     grammar: CompiledGrammar | None = None
+    images: tuple[ImageSpan, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +92,7 @@ class StepPlan:
     decoder_starts: position from which the request's tokens pass the decoder half; 0 = all.
     logprob_rows: rows of which the first logprob_counts tokens give log-probabilities of prompt tokens;
         logprob_targets holds the token after each of them, row by row.
+    images: those among the step's tokens, whole, each encoded by then.
     table_slots, table_columns, table_blocks: block-table entries that changed since the last
         plan, to be written before the step runs.
     """
@@ -106,6 +110,7 @@ class StepPlan:
     table_columns: Int32  # [changes]
     table_blocks: Int32  # [changes]
     setups: list[SlotSetup] = field(default_factory=list)
+    images: list[ImagePlace] = field(default_factory=list)
     logprob_rows: Int32 = field(default_factory=_nothing)  # [scored rows]
     logprob_counts: Int32 = field(default_factory=_nothing)  # [scored rows], 1 or more
     logprob_targets: Int32 = field(default_factory=_nothing)  # [sum of logprob_counts]

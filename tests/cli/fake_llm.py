@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from deepinfer.config.engine import ImageOptions
 from deepinfer.errors import RequestError
 from deepinfer.frontend.outputs import AnswerDelta, ChatDelta, ChatOutput, RequestOutput
 from deepinfer.messages import DraftCounts
@@ -30,11 +31,14 @@ class FakeLLM:
     deltas: list = field(default_factory=list)
     default_params: SamplingParams = field(default_factory=lambda: SamplingParams(temperature=0.0))
     config: object = field(
-        default_factory=lambda: SimpleNamespace(model=SimpleNamespace(model=None, device="cpu", precision="fast"))
+        default_factory=lambda: SimpleNamespace(
+            model=SimpleNamespace(model=None, device="cpu", precision="fast"), images=ImageOptions()
+        )
     )
     tokenizer: FakeTokenizer = field(default_factory=FakeTokenizer)
     calls: list = field(default_factory=list)
     vocab_size: int = 128
+    image_token_id: int | None = None
     max_model_len: int = 1024
 
     def __enter__(self):
@@ -71,15 +75,16 @@ class FakeLLM:
                 raise delta
             yield ChatDelta(request_id="0", token_ids=[place], answer=AnswerDelta(*delta))
 
-    def score(self, token_ids):
+    def score(self, prompt):
         """Logits that give the next token of the sequence the probability 1/2, the rest alike."""
+        token_ids = prompt["prompt_token_ids"] if isinstance(prompt, dict) else prompt
         logits = np.zeros((len(token_ids), 128), dtype=np.float32)
         logits[np.arange(len(token_ids) - 1), token_ids[1:]] = np.log(127.0)
         return logits
 
     def _answer(self, kind, prompt, params):
         if isinstance(prompt, dict):
-            (prompt,) = prompt.values()
+            prompt = prompt.get("prompt", prompt.get("prompt_token_ids"))
         if isinstance(prompt, list):
             token_ids = list(self.completions.get(tuple(prompt), range(3, 3 + params.max_tokens)))
             return output(kind, token_ids=token_ids, finish_reason="length", first_token_seconds=0.5, total_seconds=2.0)

@@ -118,3 +118,29 @@ def test_speed_counts_the_tokens_after_the_first():
 def test_a_conversation_goes_on_from_one_answer(llm, capsys):
     assert main(["chat", "--n", "2", "--temperature", "1", "hi"]) == 2
     assert "n is 2, but a conversation goes on from one answer" in capsys.readouterr().err
+
+
+def test_attached_images_belong_to_the_next_message_only(llm, type_in, capsys, tmp_path):
+    llm.deltas = [("", "red")]
+    (tmp_path / "a.png").write_bytes(b"first")
+    (tmp_path / "b c.png").write_bytes(b"second")
+    type_in(f"/image {tmp_path}/b c.png\nWhich colour?\nAnd now?\n")
+    assert main(["chat", "--image", str(tmp_path / "a.png")]) == 0
+    parts = [{"type": "image", "image": b"first"}, {"type": "image", "image": b"second"}]
+    question = {"role": "user", "content": [{"type": "text", "text": "Which colour?"}, *parts]}
+    assert llm.calls[0][1] == [question]
+    assert llm.calls[1][1] == [
+        question,
+        {"role": "assistant", "content": "red"},
+        {"role": "user", "content": "And now?"},
+    ]
+    assert "the next message shows" in capsys.readouterr().err
+
+
+def test_an_image_that_cannot_be_read_is_told(llm, type_in, capsys):
+    llm.deltas = [("", "yes")]
+    type_in("/image /no/such.png\nhello\n")
+    assert main(["chat"]) == 0
+    assert "image ('/no/such.png') is no file" in capsys.readouterr().err
+    assert llm.calls[0][1] == [{"role": "user", "content": "hello"}]
+    assert main(["chat", "--image", "/no/such.png", "hello"]) != 0

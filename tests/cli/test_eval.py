@@ -13,12 +13,15 @@ RECORDS = [
     ("say-0", "say", "r", "ef"),
     ("image_x-0", "image_x", "s", "g"),
 ]
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+REQUEST = {"messages": [{"role": "user", "content": [IMAGE, {"type": "text", "text": "s"}]}]}
 
 
 @pytest.fixture
 def skills_file(tmp_path):
     file = tmp_path / "eval.jsonl"
     lines = [{"id": i, "skill": s, "prompt": p, "completion": c} for i, s, p, c in RECORDS]
+    lines[-1]["request"] = REQUEST
     file.write_text("\n".join(map(json.dumps, lines)))
     (tmp_path / "report.json").write_text(json.dumps({"summary": {"loss": 0.5}, "misses": ["say-0", "image_x-0"]}))
     return file
@@ -27,7 +30,7 @@ def skills_file(tmp_path):
 @pytest.fixture
 def answers(llm):
     """Right for add-0 and say-0, wrong for add-1."""
-    llm.completions = {(ord("p"),): (97, 98), (ord("q"),): (1, 2), (ord("r"),): (101, 102)}
+    llm.completions = {(ord("p"),): (97, 98), (ord("q"),): (1, 2), (ord("r"),): (101, 102), (ord("s"),): (103,)}
     return llm
 
 
@@ -41,9 +44,14 @@ def test_report_counts_exact_matches_per_skill_and_names_the_misses(answers, ski
     assert code == 0
     assert report["skills"]["add"] == {"records": 2, "exact": 0.5, "card": 1.0}
     assert report["skills"]["say"] == {"records": 1, "exact": 1.0, "card": 0.0}
-    assert (report["records"], report["exact"], report["card"]) == (3, pytest.approx(2 / 3), pytest.approx(2 / 3))
-    assert (report["misses"], report["lost"], report["gained"]) == (["add-1"], ["add-1"], ["say-0"])
-    assert report["skipped"] == {"image_x": 1}
+    assert (report["records"], report["exact"], report["card"]) == (4, 0.75, 0.5)
+    assert (report["misses"], report["lost"], report["gained"]) == (["add-1"], ["add-1"], ["image_x-0", "say-0"])
+
+
+def test_records_are_run_with_their_images(answers, skills_file, capsys):
+    run(capsys, skills_file, "--skills", "image_x")
+    prompts = answers.calls[0][1]
+    assert prompts == [{"prompt_token_ids": [ord("s")], "images": [IMAGE["image_url"]["url"]]}]
 
 
 def test_loss_is_the_mean_over_completion_tokens(answers, skills_file, capsys):
@@ -66,8 +74,7 @@ def test_table_shows_the_card_beside_the_score(answers, skills_file, capsys):
     assert main(["eval", "--file", str(skills_file), "--limit", "1"]) == 0
     out = capsys.readouterr().out
     assert "add                        1   1.000   1.000" in out
-    assert "gained against the card: say-0" in out and "lost" not in out
-    assert "pictures are not supported yet: image_x" in out
+    assert "gained against the card: image_x-0, say-0" in out and "lost" not in out
 
 
 def test_file_without_a_card_is_scored_alone(answers, skills_file, capsys):

@@ -25,17 +25,6 @@ def test_every_text_record_of_the_skills_file_encodes_to_its_prompt(nano, encode
     assert wrong == []
 
 
-def test_pictures_are_refused_by_their_place(nano, encoder):
-    for line in (nano / "eval" / "eval.jsonl").read_text(encoding="utf-8").splitlines():
-        record = json.loads(line)
-        if record["skill"].startswith("image"):
-            with pytest.raises(RequestError, match=r"^messages\[0\].* is a picture; this engine takes text only"):
-                encoder.encode_body(record["request"])
-            break
-    else:
-        pytest.fail("the skills file has no picture")
-
-
 def test_thinking_off_opens_the_answer_behind_the_thinking(encoder, tokenizer):
     ids = encoder.encode([USER], thinking=False).token_ids
     assert ids == [BOS, USER_ID, *tokenizer.encode("hi"), ASSISTANT_ID, THINK_END]

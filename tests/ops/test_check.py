@@ -12,8 +12,7 @@ from torch import Tensor
 
 import goldens
 from deepinfer import LLM, ConfigError, SamplingParams
-from deepinfer.ops.check import OF_TOKENS, WRITTEN, OpChecker
-from deepinfer.ops.clock import GROUP_OF
+from deepinfer.ops.check import CHECKED, OF_TOKENS, WRITTEN, OpChecker
 from deepinfer.ops.reference.build import reference_ops
 from deepinfer.ops.table import Ops, build
 from deepinfer.ops.values import Mix
@@ -33,7 +32,7 @@ def found(ops: Ops, name: str) -> str | None:
 
 
 def test_every_op_of_a_step_is_told_its_tokens() -> None:
-    for name in GROUP_OF:
+    for name in CHECKED:
         arguments = set(getattr(Ops, name).__annotations__)
         assert arguments & (OF_TOKENS | {"batch"}), name
         assert set(WRITTEN.get(name, ())) <= arguments
@@ -47,7 +46,7 @@ def test_native_ops_give_rows_alone_what_they_give_them_in_a_batch_and_the_engin
             checks = llm.stats().op_checks
         assert bool(checks) is check_ops
     assert answers[0] == answers[1]
-    assert set(checks) == set(GROUP_OF)
+    assert set(checks) == set(CHECKED)
     assert {name: check.first_difference for name, check in checks.items() if check.num_different} == {}
     assert all(check.num_calls > 0 for check in checks.values())
     assert checks["attend"].backend == "cpu" and checks["draw"].backend == "reference on cpu"

@@ -92,7 +92,7 @@ def test_imported_sees_deferred_imports(tmp_path):
 
 def test_table_is_read_whole():
     assert parts()["config"] == Part("config", (), True)
-    assert parts()["messages"].allowed == ("sampling.params", "structured.grammar")
+    assert parts()["messages"].allowed == ("images.messages", "sampling.params", "structured.grammar")
     assert not parts()["ops"].is_host
     assert {name for part in parts().values() for name in part.allowed} <= set(parts())
 

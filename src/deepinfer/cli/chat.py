@@ -8,11 +8,14 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deepinfer.cli.common import add_engine_flags, add_sampling_flags, merge_params, open_llm, sampling_flags
 from deepinfer.cli.screen import Screen
 from deepinfer.errors import ConfigError, RequestError
+from deepinfer.images.decode import ImageLimits
+from deepinfer.images.sources import image_bytes
 from deepinfer.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -20,10 +23,11 @@ if TYPE_CHECKING:
 
 HELP = """/help            this list
 /reset           forget the conversation
+/image PATH      show the model an image with the next message (png, jpeg, webp, gif)
 /think on|off    let the model think before it answers
 /system TEXT     set the system prompt and forget the conversation
 /exit            leave (also Ctrl-D); Ctrl-C stops an answer"""
-COMMANDS = ("/help", "/reset", "/think", "/system", "/exit")
+COMMANDS = ("/help", "/reset", "/image", "/think", "/system", "/exit")
 
 
 def add_command(commands: Any) -> None:
@@ -31,6 +35,7 @@ def add_command(commands: Any) -> None:
     parser = commands.add_parser("chat", help="talk to a model")
     parser.add_argument("prompt", nargs="*", help="answer this and leave; without it, a conversation")
     parser.add_argument("--system", metavar="TEXT", help="system prompt")
+    parser.add_argument("--image", metavar="PATH", action="append", default=[], help="show this image; repeatable")
     parser.add_argument("--thinking", action=argparse.BooleanOptionalAction, default=False, help="think first")
     parser.add_argument("--effort", help="how much to think: low, high, xhigh or max")
     add_sampling_flags(parser)
@@ -46,6 +51,8 @@ def run(args: argparse.Namespace) -> int:
     with open_llm(args) as llm:
         chat = Chat(llm, merge_params(llm.default_params, given), Screen(sys.stdout), args.thinking, args.effort)
         chat.set_system(args.system)
+        for path in args.image:
+            chat.attach(path)
         if args.prompt:
             chat.answer(" ".join(args.prompt))
             return 0
@@ -105,18 +112,27 @@ class Chat:
     effort: str | None = None
     system: str | None = None
     messages: list[dict[str, Any]] = field(default_factory=list)
+    images: list[dict[str, Any]] = field(default_factory=list)  # for the next message
 
     def set_system(self, text: str | None) -> None:
         """Start again under this system prompt."""
         self.system = text
         self.messages = [{"role": "system", "content": text}] if text else []
 
+    def attach(self, path: str) -> None:
+        """Put an image file behind the next message. Raises RequestError when it cannot be read."""
+        limits = ImageLimits.of(self.llm.config.images)
+        self.images.append({"type": "image", "image": image_bytes(Path(path).expanduser(), "image", limits)})
+
     def answer(self, text: str) -> None:
         """Stream the answer to one user turn; the turn is kept only when the answer is complete."""
-        messages = [*self.messages, {"role": "user", "content": text}]
+        content: str | list[dict[str, Any]] = text
+        if self.images:
+            content, self.images = [{"type": "text", "text": text}, *self.images], []
+        messages = [*self.messages, {"role": "user", "content": content}]
         started = time.monotonic()
         first = last = started
-        num_tokens, content = 0, []
+        num_tokens, pieces = 0, []
         deltas = self.llm.stream_chat(messages, self.params, thinking=self.thinking, effort=self.effort)
         for delta in deltas:
             last = time.monotonic()
@@ -125,12 +141,12 @@ class Chat:
             num_tokens += len(delta.token_ids)
             self.screen.thinking(delta.answer.reasoning)
             self.screen.content(delta.answer.content)
-            content.append(delta.answer.content)
+            pieces.append(delta.answer.content)
             if delta.error is not None:
                 raise RequestError(delta.error)
         self.screen.end_answer()
         self.screen.note(describe_speed(num_tokens, first - started, last - first))
-        self.messages = [*messages, {"role": "assistant", "content": "".join(content)}]
+        self.messages = [*messages, {"role": "assistant", "content": "".join(pieces)}]
 
     def command(self, text: str) -> bool:
         """Carry out a line that starts with a slash; False means leave."""
@@ -142,6 +158,8 @@ class Chat:
         elif name == "/reset":
             self.set_system(self.system)
             self.screen.note("the conversation is forgotten")
+        elif name == "/image":
+            self._attach_and_tell(rest.strip())
         elif name == "/think" and rest.strip() in ("on", "off"):
             self.thinking = rest.strip() == "on"
             self.screen.note(f"thinking is {rest.strip()}")
@@ -154,6 +172,13 @@ class Chat:
             near = difflib.get_close_matches(name, COMMANDS, n=1)
             self.screen.note(f"unknown command {name}; {f'did you mean {near[0]}?' if near else 'see /help'}")
         return True
+
+    def _attach_and_tell(self, path: str) -> None:
+        try:
+            self.attach(path)
+            self.screen.note(f"the next message shows {path}")
+        except RequestError as error:
+            self.screen.note(str(error))
 
 
 def describe_speed(num_tokens: int, first_seconds: float, decode_seconds: float) -> str:

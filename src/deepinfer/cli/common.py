@@ -76,9 +76,10 @@ def describe(llm: LLM) -> dict[str, Any]:
 
 
 def random_tokens(random: np.random.Generator, llm: LLM, count: int) -> list[int]:
-    """A prompt of ordinary tokens."""
-    tokens: list[int] = random.integers(FIRST_ORDINARY_TOKEN, llm.vocab_size, count).tolist()
-    return tokens
+    """A prompt of ordinary tokens, among which none stands for an image."""
+    tokens = random.integers(FIRST_ORDINARY_TOKEN, llm.vocab_size, count)
+    tokens[tokens == llm.image_token_id] = FIRST_ORDINARY_TOKEN
+    return list(map(int, tokens))
 
 
 def read_text(path: str) -> str:

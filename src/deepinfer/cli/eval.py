@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ import numpy as np
 
 from deepinfer.cli.common import add_engine_flags, open_llm, progress, read_text
 from deepinfer.errors import ConfigError
+from deepinfer.frontend.prompt import Prompt
 from deepinfer.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ class Record:
     skill: str
     prompt_ids: list[int]
     completion_ids: list[int]
+    images: list[str] = field(default_factory=list)  # data URLs, one for each image token of the prompt
     is_exact: bool = False
     loss: float | None = None  # nats, summed over the completion
     error: str | None = None
@@ -60,7 +62,7 @@ class Record:
 def run(args: argparse.Namespace) -> int:
     """Score the records and print the table, or the JSON object."""
     path = find_file(args)
-    lines, skipped = select_lines(read_text(str(path)), args.skills, args.limit)
+    lines = select_lines(read_text(str(path)), args.skills, args.limit)
     started = time.monotonic()
     with open_llm(args) as llm:
         records = [make_record(line, llm) for line in lines]
@@ -68,7 +70,6 @@ def run(args: argparse.Namespace) -> int:
         if args.loss:
             score_losses(llm, records)
     report = summarise(records, read_card(path))
-    report["skipped"] = skipped
     report["seconds"] = round(time.monotonic() - started, 1)
     print(json.dumps(report) if args.json else as_text(report))
     return 1 if report["errors"] else 0
@@ -82,8 +83,8 @@ def find_file(args: argparse.Namespace) -> Path:
     return beside_model if beside_model.exists() else NANO_EVAL
 
 
-def select_lines(text: str, skills: str | None, limit: int | None) -> tuple[list[dict[str, Any]], dict[str, int]]:
-    """The records to run, and the number of records left out because they hold a picture, by skill."""
+def select_lines(text: str, skills: str | None, limit: int | None) -> list[dict[str, Any]]:
+    """The records to run."""
     wanted = set(skills.split(",")) if skills else None
     records = [json.loads(line) for line in text.splitlines() if line.strip()]
     known = {record["skill"] for record in records}
@@ -94,42 +95,50 @@ def select_lines(text: str, skills: str | None, limit: int | None) -> tuple[list
     if limit is not None and limit < 1:
         raise ConfigError(f"--limit is {limit}; it must be at least 1")
     kept: list[dict[str, Any]] = []
-    skipped: dict[str, int] = {}
     counts: dict[str, int] = {}
     for record in records:
         skill = record["skill"]
         counts[skill] = counts.get(skill, 0) + 1
         if (wanted and skill not in wanted) or (limit and counts[skill] > limit):
             continue
-        if skill.startswith("image_"):
-            skipped[skill] = skipped.get(skill, 0) + 1
-        else:
-            kept.append(record)
-    return kept, skipped
+        kept.append(record)
+    return kept
 
 
 def make_record(line: dict[str, Any], llm: LLM) -> Record:
     """A record with its token ids; prompts are rendered already, special tokens spelled out."""
     prompt_ids = llm.tokenizer.encode(line["prompt"])
     whole_ids = llm.tokenizer.encode(line["prompt"] + line["completion"])
-    return Record(line["id"], line["skill"], prompt_ids, whole_ids[len(prompt_ids) :])
+    return Record(line["id"], line["skill"], prompt_ids, whole_ids[len(prompt_ids) :], images_of(line))
+
+
+def images_of(line: dict[str, Any]) -> list[str]:
+    """The data URLs of a record's request, in order."""
+    contents = [message["content"] for message in line.get("request", {}).get("messages", [])]
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    return [part["image_url"]["url"] for part in parts if part["type"] == "image_url"]
 
 
 def run_greedy(llm: LLM, records: Sequence[Record]) -> None:
     """Fill in `is_exact` by greedy generation, all records in one call."""
     params = [SamplingParams(temperature=0.0, max_tokens=len(record.completion_ids)) for record in records]
-    outputs = llm.generate([record.prompt_ids for record in records], params)
+    outputs = llm.generate([prompt_of(record, record.prompt_ids) for record in records], params)
     for record, output in zip(records, outputs, strict=True):
         record.error = output.error
         record.is_exact = output.token_ids == record.completion_ids
+
+
+def prompt_of(record: Record, token_ids: list[int]) -> Prompt:
+    """These tokens of a record with its images."""
+    return {"prompt_token_ids": token_ids, "images": record.images} if record.images else token_ids
 
 
 def score_losses(llm: LLM, records: Sequence[Record]) -> None:
     """Fill in `loss` from the logits over prompt and reference completion, several records at a time."""
 
     def score(record: Record) -> float:
-        logits = llm.score(record.prompt_ids + record.completion_ids)
-        return completion_loss(logits[len(record.prompt_ids) - 1 : -1], record.completion_ids)
+        logits = llm.score(prompt_of(record, record.prompt_ids + record.completion_ids))
+        return completion_loss(logits[-len(record.completion_ids) - 1 : -1], record.completion_ids)
 
     healthy = [record for record in records if record.error is None]
     with ThreadPoolExecutor(SCORING_THREADS) as pool:
@@ -203,12 +212,10 @@ def as_text(report: dict[str, Any]) -> str:
     lines.append(f"{'all':<20} {report['records']:>7} {report['exact']:>7.3f} {_figure(report['card'])}")
     if report["loss"] is not None:
         card_loss = _figure(report["card_loss"], 4).strip()
-        lines.append(f"loss {report['loss']:.4f} nats a token; card, pictures included: {card_loss}")
+        lines.append(f"loss {report['loss']:.4f} nats a token; card: {card_loss}")
     for word in ("lost", "gained"):
         if report[word]:
             lines.append(f"{word} against the card: {', '.join(report[word])}")
-    if report["skipped"]:
-        lines.append(f"left out, pictures are not supported yet: {', '.join(report['skipped'])}")
     for name, error in report["errors"].items():
         print(f"{name}: {error}", file=sys.stderr)
     lines.append(f"{report['seconds']} s")

@@ -156,6 +156,31 @@ class SpeculateOptions:
 
 
 @dataclass(frozen=True)
+class ImageOptions:
+    """Images in prompts."""
+
+    max_images: int = option(64, "images in one prompt")
+    max_image_bytes: int = option(20 * 2**20, "bytes of one image file")
+    max_image_pixels: int = option(2**25, "pixels of one image, checked before it is decoded")
+    image_queue_bytes: int = option(
+        2**30, "prepared pixels (3 bytes each) of all requests that wait or run; more are refused"
+    )
+    image_cache_bytes: int = option(
+        2**29, "embeddings of encoded images; those of waiting prompts are kept, of others the last used"
+    )
+    max_encode_patches: int = option(
+        16384, "patches encoded at a time beside the steps; an image that has more is encoded alone"
+    )
+
+    def __post_init__(self) -> None:
+        _at_least(self, "max_images", 0)
+        for name in ("max_image_bytes", "max_image_pixels", "max_encode_patches"):
+            _at_least(self, name, 1)
+        for name in ("image_queue_bytes", "image_cache_bytes"):
+            _at_least(self, name, 1, high=MAX_BYTES)
+
+
+@dataclass(frozen=True)
 class EngineConfig:
     """All settings of one engine."""
 
@@ -163,6 +188,7 @@ class EngineConfig:
     cache: CacheOptions = field(default_factory=CacheOptions)
     scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
     speculate: SpeculateOptions = field(default_factory=SpeculateOptions)
+    images: ImageOptions = field(default_factory=ImageOptions)
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> EngineConfig:

@@ -59,6 +59,7 @@ class EngineClient:
         self._routes: dict[str, Subscription] = {}  # of every request whose end was not handed out
         self._abandoned: SimpleQueue[tuple[str, Subscription]] = SimpleQueue()
         self._wake = threading.Condition()
+        core.on_encoded = self._notify
         self._is_closed = False
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="deepinfer-core", daemon=True)

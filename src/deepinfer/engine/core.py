@@ -1,9 +1,10 @@
-"""The step loop of one engine: plan, run, apply, with one step planned ahead of the device."""
+"""The step loop of one engine: plan, run, apply, with one step planned ahead of the device, images encoded beside."""
 
 from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future
 
 import numpy as np
@@ -11,7 +12,8 @@ import numpy as np
 from deepinfer.cache.manager import CacheManager
 from deepinfer.engine.device_thread import DeviceThread, Executor
 from deepinfer.engine.stats import EngineStats
-from deepinfer.messages import DraftCounts, FinishReason, GenerateRequest, OpCheck, StepOutput, StepResult
+from deepinfer.images.messages import EncodePlan, EncodeResult
+from deepinfer.messages import DraftCounts, FinishReason, GenerateRequest, OpCheck, StepOutput, StepPlan, StepResult
 from deepinfer.scheduler.scheduler import Scheduler
 
 
@@ -22,11 +24,22 @@ class EngineCore:
     need step n's tokens, since the device reads them from its own rings. A request that turns out
     to have ended in step n leaves one surplus row behind, whose result is dropped.
 
+    encoder: encodes images in a thread of its own; None = the model takes none. `on_encoded` is called there
+    when it is done, so that the next `step` can be made.
+
     `add` and `finish` may be called from any thread; they wait for planning, never for
     the device.
     """
 
-    def __init__(self, scheduler: Scheduler, cache: CacheManager, executor: Executor, *, is_async: bool):
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        cache: CacheManager,
+        executor: Executor[StepPlan, StepResult],
+        encoder: Executor[EncodePlan, EncodeResult] | None = None,
+        *,
+        is_async: bool,
+    ):
         self.scheduler, self.executor, self._cache = scheduler, executor, cache
         self._depth = 2 if is_async else 1
         self._lock = threading.Lock()
@@ -38,6 +51,11 @@ class EngineCore:
         self._drafts: DraftCounts | None = None
         self._has_ended = False  # a request was ended from outside and its end not handed out
         self._device = DeviceThread(executor)
+        self._encoder = None if encoder is None else DeviceThread(encoder, "deepinfer-encoder")
+        self._encoding: Future[EncodeResult] | None = None
+        self._num_encoded = 0
+        self._encode_seconds = 0.0
+        self.on_encoded: Callable[[], None] = lambda: None
 
     def add(self, request: GenerateRequest) -> None:
         """Queue a request. Raises RequestError when it is refused."""
@@ -54,13 +72,15 @@ class EngineCore:
     def has_work(self) -> bool:
         """Whether `step` has anything to do or to report."""
         with self._lock:
-            return self._has_ended or self.scheduler.has_work()
+            is_encoded = self._encoding is not None and self._encoding.done()
+            return self._has_ended or is_encoded or self.scheduler.has_work()
 
     def step(self) -> StepOutput | None:
         """Plan and hand over the next step, then apply the oldest one that is due.
 
         Returns what requests got; None when no step was due yet.
         """
+        self._encode()
         with self._lock:
             plan = self.scheduler.schedule()
         if plan is not None:
@@ -82,6 +102,23 @@ class EngineCore:
                 return output
             return StepOutput([], np.zeros(0, dtype=np.int32), finished=self.scheduler.take_finished())
 
+    def _encode(self) -> None:
+        """Take what the encoder has done, and hand over the next images."""
+        if self._encoder is None:
+            return
+        result = None
+        if self._encoding is not None and self._encoding.done():
+            result, self._encoding = self._encoding.result(), None
+        with self._lock:
+            if result is not None:
+                self.scheduler.update_images(result)
+                self._num_encoded += len(result.keys)
+                self._encode_seconds += result.seconds
+            plan = self.scheduler.schedule_images()
+        if plan is not None:
+            self._encoding = self._encoder.submit(plan)
+            self._encoding.add_done_callback(lambda _: self.on_encoded())
+
     def stats(self) -> EngineStats:
         """Counters as they stand now."""
         with self._lock:
@@ -96,6 +133,8 @@ class EngineCore:
                 num_waiting=self.scheduler.num_waiting,
                 num_preemptions=self.scheduler.num_preemptions,
                 num_not_finite=self.scheduler.num_not_finite,
+                num_encoded_images=self._num_encoded,
+                encode_seconds=self._encode_seconds,
                 block_tokens=self._cache.block_tokens,
                 num_blocks=self._cache.num_blocks,
                 num_free_blocks=self._cache.num_free_blocks,
@@ -107,3 +146,5 @@ class EngineCore:
         for future in self._in_flight:
             future.cancel()
         self._device.close()
+        if self._encoder is not None:
+            self._encoder.close()

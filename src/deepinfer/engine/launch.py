@@ -10,7 +10,9 @@ from deepinfer.cache.manager import CacheManager
 from deepinfer.config.engine import EngineConfig
 from deepinfer.engine.client import EngineClient
 from deepinfer.engine.core import EngineCore
+from deepinfer.images.geometry import ImageGeometry
 from deepinfer.runner.build import build_runner
+from deepinfer.scheduler.images import ImageWork
 from deepinfer.scheduler.scheduler import Scheduler
 
 
@@ -22,6 +24,7 @@ class Engine:
     max_model_len: int
     vocab_size: int
     num_cache_tokens: int  # that fit into all blocks together
+    images: ImageGeometry | None  # how images are prepared; None: the model takes none
 
 
 def launch(config: EngineConfig, folder: Path, eos_ids: Sequence[int] | None = None) -> Engine:
@@ -41,8 +44,11 @@ def launch(config: EngineConfig, folder: Path, eos_ids: Sequence[int] | None = N
         decoder_replay=config.model.decoder_replay,
         replay_keep_tokens=config.model.replay_keep_tokens,
         num_drafts=built.num_drafts,
+        images=None
+        if built.images is None
+        else ImageWork(config.images, options.max_queue, built.images.bytes_per_token),
     )
-    core = EngineCore(scheduler, cache, built.runner, is_async=options.async_scheduling)
+    core = EngineCore(scheduler, cache, built.runner, built.encoder, is_async=options.async_scheduling)
     num_cache_tokens = built.num_blocks * built.block_tokens
     client = EngineClient(core, built.grammars, max_queue=options.max_queue)
-    return Engine(client, built.max_model_len, built.vocab_size, num_cache_tokens)
+    return Engine(client, built.max_model_len, built.vocab_size, num_cache_tokens, built.images)

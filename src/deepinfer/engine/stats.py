@@ -14,6 +14,8 @@ class EngineStats:
     num_tokens: tokens that passed the model, prompts and answers, recomputed ones included.
     num_generated_tokens: tokens that requests received.
     num_not_finite: requests that ended because the model's logits were NaN or infinite.
+    num_encoded_images: images that passed the image encoder; one of known content does not.
+    encode_seconds: time in which it worked, beside the steps.
     device_seconds: time in which the device side worked on steps.
     op_seconds: the part of it in each kind of op; empty unless `time_ops` is set.
     drafts: what became of drafted tokens; None without drafting.
@@ -31,6 +33,8 @@ class EngineStats:
     num_waiting: int
     num_preemptions: int
     num_not_finite: int
+    num_encoded_images: int
+    encode_seconds: float
     block_tokens: int
     num_blocks: int
     num_free_blocks: int

@@ -7,6 +7,7 @@ in a message can never open a turn.
 from __future__ import annotations
 
 import dataclasses
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,26 +16,37 @@ from typing import Any, Literal, TypeAlias
 
 import deepseek_recipe as recipe
 
-from deepinfer.errors import ModelError, RequestError
+from deepinfer.errors import ModelError, RequestError, shown
 from deepinfer.frontend.answer import AnswerParser
+from deepinfer.frontend.images import PromptImage
 from deepinfer.sampling.params import SamplingParams
 from deepinfer.structured.grammar import Constraint, read_structured_outputs
 
 Message: TypeAlias = Mapping[str, Any]
 Effort: TypeAlias = Literal["low", "high", "xhigh", "max"]
+Protocol: TypeAlias = Literal["chat", "messages", "responses"]
 
 EFFORTS = ("low", "high", "xhigh", "max")
 # What shapes the prompt in a Chat Completions body; sampling fields are not read here.
 PROMPT_FIELDS = ("messages", "tools", "tool_choice", "thinking", "reasoning_effort", "response_format")
+REQUESTS: dict[Protocol, Any] = {
+    "chat": recipe.ChatCompletionRequest,
+    "messages": recipe.MessagesRequest,
+    "responses": recipe.ResponsesRequest,
+}
 MODEL_NAME = "deepinfer"  # the recipe picks the prompt format by name; every model here speaks V4.1
 
 
 @dataclass(frozen=True)
 class ChatPrompt:
-    """An encoded conversation. token_ids: the prompt up to where the answer begins."""
+    """An encoded conversation.
+
+    token_ids: the prompt up to where the answer begins, with one image token for each of the images.
+    """
 
     token_ids: list[int]
     conversion: recipe.ConversationRequest
+    images: tuple[PromptImage, ...] = ()
 
     @property
     def is_thinking(self) -> bool:
@@ -87,14 +99,16 @@ class ChatEncoder:
     ) -> ChatPrompt:
         """Encode messages, tools and formats in the shape of the Chat Completions API.
 
-        messages: role system, user, assistant or tool; content a text or a list of text parts; an
-            assistant may have `reasoning_content` and `tool_calls`, a tool has `tool_call_id`.
+        messages: role system, user, assistant or tool; content a text or a list of parts; an
+            assistant may have `reasoning_content` and `tool_calls`, a tool has `tool_call_id`. A part is
+            {"type": "text", "text": ...}, {"type": "image_url", "image_url": {"url": a data URL}} or
+            {"type": "image", "image": a path, bytes, picture or data URL}; images may have a `detail`.
         effort: how much to think, "high" when not given.
         tools: as in {"type": "function", "function": {"name": ..., "parameters": {...}}}.
         response_format: {"type": "text" | "json_object"}, or "json_schema" or "regex" with their field.
         continue_final_message: the answer goes on with the last message, which is the assistant's.
 
-        Raises RequestError for whatever cannot be encoded, pictures included.
+        Raises RequestError for whatever cannot be encoded.
         """
         if not isinstance(thinking, bool):
             raise RequestError(f"thinking is {thinking!r:.80}; it must be true or false")
@@ -102,7 +116,7 @@ class ChatEncoder:
             raise RequestError(f"effort is {effort!r:.80}; it must be one of {', '.join(EFFORTS)}")
         if effort is not None and not thinking:
             raise RequestError(f"effort is {effort!r} but thinking is off; turn thinking on or leave effort out")
-        messages = _checked(messages)
+        messages, given = _with_urls(_checked(messages))
         if continue_final_message:
             messages = _continued(messages)
         body = {
@@ -113,13 +127,16 @@ class ChatEncoder:
             "reasoning_effort": effort,
             "response_format": response_format,
         }
-        return self._encode({name: value for name, value in body.items() if value is not None})
+        return self._encode({name: value for name, value in body.items() if value is not None}, given=given)
 
-    def encode_body(self, body: Mapping[str, Any]) -> ChatPrompt:
-        """Encode the prompt fields of a Chat Completions body, whatever model it names.
+    def encode_body(self, body: Mapping[str, Any], protocol: Protocol = "chat") -> ChatPrompt:
+        """Encode the prompt of a request body, whatever model it names; images come as data URLs only.
 
-        Raises RequestError as `encode` does.
+        protocol: of whose shape it is: Chat Completions (of which the prompt fields are read), Anthropic
+        Messages, Responses. Raises RequestError as `encode` does.
         """
+        if protocol != "chat":
+            return self._encode(dict(body), protocol)
         fields = {name: body[name] for name in PROMPT_FIELDS if name in body}
         return self._encode({**fields, "messages": _checked(body.get("messages"))})
 
@@ -131,11 +148,22 @@ class ChatEncoder:
             raise ModelError(f"{self._tokenizer_file} cannot be read as a tokenizer ({error})") from None
         return recipe.DeepseekV41Encoding().with_tokenizer(tokenizer)
 
-    def _encode(self, body: dict[str, Any]) -> ChatPrompt:
+    def _images(
+        self, conversion: recipe.ConversationRequest, given: Mapping[str, PromptImage]
+    ) -> tuple[PromptImage, ...]:
+        """In the order of their tokens. given: images by the URL that stands for them."""
+        if not any(message.image_sources for message in conversion.conversation.messages):
+            return ()
+        sources = self._encoding.render_conversation(conversion.conversation).image_sources
+        return tuple(_prompt_image(source, number, given) for number, source in enumerate(sources, 1))
+
+    def _encode(
+        self, body: dict[str, Any], protocol: Protocol = "chat", given: Mapping[str, PromptImage] | None = None
+    ) -> ChatPrompt:
         try:
-            conversion = recipe.ChatCompletionRequest({**body, "model": MODEL_NAME}).convert(self._options)
-            _refuse_images(conversion.conversation)
-            return ChatPrompt(self._encoding.encode(conversion.conversation), conversion)
+            conversion = REQUESTS[protocol]({**body, "model": MODEL_NAME}).convert(self._options)
+            images = self._images(conversion, given or {})
+            return ChatPrompt(self._encoding.encode(conversion.conversation), conversion, images)
         except recipe.ConversionError as error:
             raise RequestError(f"chat request refused: {error}") from None
         except UnicodeEncodeError:
@@ -171,8 +199,34 @@ def _continued(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [*messages[:-1], {**messages[-1], "prefix": True}]
 
 
-def _refuse_images(conversation: recipe.Conversation) -> None:
-    for message in conversation.messages:
-        for image in message.image_sources:
-            place = image.path.lstrip(".")
-            raise RequestError(f"{place} is a picture; this engine takes text only so far, leave the picture out")
+def _with_urls(messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, PromptImage]]:
+    """The messages with a short URL for each image that is given as it is, and those images by their URL.
+
+    The URLs hold a secret, so that no other part of a message can mean one of them.
+    """
+    secret, given = secrets.token_hex(8), dict[str, PromptImage]()
+
+    def part_of(part: Any, place: str) -> Any:
+        if not isinstance(part, Mapping) or part.get("type") != "image" or "image" not in part:
+            return part
+        url = f"data:image/png;base64,{secret}{len(given):08d}"
+        given[url] = PromptImage(part["image"], f"image {len(given) + 1} ({place})", part.get("detail", "high"))
+        return {"type": "image_url", "image_url": {"url": url}}
+
+    replaced = []
+    for i, message in enumerate(messages):
+        content = message.get("content")
+        if isinstance(content, list | tuple):
+            parts = [part_of(part, f"messages[{i}].content[{j}]") for j, part in enumerate(content)]
+            message = {**message, "content": parts}
+        replaced.append(message)
+    return replaced, given
+
+
+def _prompt_image(source: recipe.ImageSource, number: int, given: Mapping[str, PromptImage]) -> PromptImage:
+    name = f"image {number} ({source.path.lstrip('.')})"
+    if source.data_url is None:
+        raise RequestError(
+            f"{name} is at {shown(source.url)}; this engine downloads no images, give a data URL with its bytes"
+        )
+    return given.get(source.data_url) or PromptImage(source.data_url, name, source.detail)

@@ -6,7 +6,7 @@ import dataclasses
 import operator
 import secrets
 import time
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -14,13 +14,17 @@ import numpy as np
 
 from deepinfer.errors import RequestError, shown
 from deepinfer.frontend.bad_words import bad_word_ids
+from deepinfer.frontend.images import PromptImage, listed_images, multi_modal_images, place_images
 from deepinfer.frontend.tokenizer import NoTokenizer, Tokenizer
-from deepinfer.messages import GenerateRequest, Int32
+from deepinfer.images.prepare import ImagePreparer
+from deepinfer.messages import GenerateRequest
 from deepinfer.sampling.params import MAX_GOLDEN_TOKENS, SamplingParams
 
-# A raw text, token ids, or one of the two by name: {"prompt": text} or {"prompt_token_ids": ids}.
+# A raw text, token ids, or one of the two by name: {"prompt": text} or {"prompt_token_ids": ids}. With a name
+# there may be images, one for each image token of the prompt: "images" or DeepInfer's "multi_modal_data".
 Prompt: TypeAlias = str | Iterable[int] | Mapping[str, Any]
 PROMPT_KEYS = ("prompt", "prompt_token_ids")
+IMAGE_KEYS = {"images": listed_images, "multi_modal_data": multi_modal_images}
 NO_PROMPTS = (str, bytes, bytearray, memoryview, Mapping, Set)  # though their items may be whole numbers
 MAX_PRIORITY = 2**31 - 1
 
@@ -32,12 +36,14 @@ class RequestBuilder:
     vocab_size: ids from 0 to below it are valid; the model's, which may be padded.
     max_model_len: most tokens of prompt and answer together.
     num_cache_tokens: tokens that fit into all cache blocks; None = not known.
+    images: prepares images; None = the model takes none.
     """
 
     tokenizer: Tokenizer | NoTokenizer
     vocab_size: int
     max_model_len: int
     num_cache_tokens: int | None = None
+    images: ImagePreparer | None = None
 
     def build(
         self,
@@ -47,8 +53,11 @@ class RequestBuilder:
         request_id: str,
         priority: int = 0,
         wants_prompt_logits: bool = False,
+        images: Sequence[PromptImage] = (),
     ) -> GenerateRequest:
         """Encode and check a prompt.
+
+        images: in the order of their tokens; those that the prompt itself brings come instead.
 
         A text is encoded by `Tokenizer.encode`: special spellings in it count, and BOS is added
         only if the model's tokenizer_config.json says so. `max_tokens` None becomes what fits
@@ -61,13 +70,14 @@ class RequestBuilder:
         if not isinstance(params, SamplingParams):
             raise RequestError(f"params is a {type(params).__name__}; it must be SamplingParams")
         params.check_ids(self.vocab_size)
-        token_ids = self._token_ids(prompt)
+        prompt, own_images = _split_images(prompt)
+        token_ids, spans = place_images(self._token_ids(prompt), own_images or images, self.images)
         max_tokens = params.max_tokens
         if params.golden_token_ids is not None:
             max_tokens = min(len(params.golden_token_ids), max_tokens or MAX_GOLDEN_TOKENS)
         return GenerateRequest(
             request_id=request_id,
-            token_ids=token_ids,
+            token_ids=np.array(token_ids, np.int32),
             params=dataclasses.replace(
                 params,
                 max_tokens=self._max_tokens(len(token_ids), max_tokens),
@@ -77,9 +87,10 @@ class RequestBuilder:
             priority=_priority(priority),
             wants_prompt_logits=wants_prompt_logits,
             bad_word_ids=bad_word_ids(params.bad_words, self.tokenizer, self.vocab_size),
+            images=spans,
         )
 
-    def _token_ids(self, prompt: Prompt) -> Int32:
+    def _token_ids(self, prompt: Prompt) -> list[int]:
         name, prompt = _unwrap(prompt)
         if isinstance(prompt, str) and name != "prompt_token_ids":
             ids = self.tokenizer.encode(prompt)
@@ -97,7 +108,7 @@ class RequestBuilder:
                 raise RequestError(
                     f"prompt holds token id {shown(bad)}; ids of this model are 0 to {self.vocab_size - 1}"
                 )
-        return np.array(ids, np.int32)
+        return ids
 
     def _max_tokens(self, num_prompt_tokens: int, max_tokens: int | None) -> int:
         """Raises RequestError if prompt and answer do not fit in `max_model_len`."""
@@ -123,6 +134,16 @@ class RequestBuilder:
         """
         assert self.num_cache_tokens is not None
         return max(1, min(room, self.num_cache_tokens + 1 - num_prompt_tokens))
+
+
+def _split_images(prompt: Prompt) -> tuple[Prompt, list[PromptImage]]:
+    """A prompt and the images that it brings."""
+    if not isinstance(prompt, Mapping) or not (given := [key for key in IMAGE_KEYS if key in prompt]):
+        return prompt, []
+    if len(given) > 1:
+        raise RequestError(f"prompt has {' and '.join(given)}; give the images in one way")
+    rest = {key: value for key, value in prompt.items() if key != given[0]}
+    return rest, IMAGE_KEYS[given[0]](prompt[given[0]])
 
 
 def _unwrap(prompt: Prompt) -> tuple[str, Prompt]:

@@ -74,6 +74,7 @@ class ForwardBatch:
     decoder_tokens: [decoder tokens] int64, indices into tokens; None = all of them.
     logit_tokens: [n] int64, indices into the decoder's tokens whose logits are wanted; None = all in order.
     feeds_draft: the decoder's tokens leave what the draft head reads of them.
+    image_rows: [image tokens, hidden] float32, what stands at the image tokens in place of their embedding.
     """
 
     tokens: Tensor
@@ -83,6 +84,7 @@ class ForwardBatch:
     decoder_tokens: Tensor | None
     logit_tokens: Tensor | None
     feeds_draft: bool = False
+    image_rows: Tensor | None = None
 
 
 class Hidden(NamedTuple):

@@ -20,6 +20,7 @@ GROUPS = {
     "experts": ("route", "experts", "shared_expert"),
     "head": ("head",),
     "draft head": ("tap", "draft_main", "draft_head", "draft_next"),
+    "images": ("embed_patches", "vision_block", "align"),
     "sampling": ("best_tokens", "draw"),
     "tokens and tables": ("store_tokens", "read_tokens", "write_tokens", "read_table"),
 }

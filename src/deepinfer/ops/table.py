@@ -26,6 +26,7 @@ from deepinfer.ops.values import Int32
 from deepinfer.ops.values import Mix as Mix
 from deepinfer.ops.values import Selection as Selection
 from deepinfer.ops.weights import (
+    AlignerWeights,
     AttentionWeights,
     CompressorWeights,
     DraftWeights,
@@ -36,7 +37,9 @@ from deepinfer.ops.weights import (
     IndexerWeights,
     NgramSpec,
     NormWeights,
+    PatchWeights,
     RouterWeights,
+    VisionBlockWeights,
     Weight,
 )
 
@@ -266,6 +269,42 @@ class Ops:
         """
         raise NotImplementedError
 
+    # -- images, one at a time; P patches in reading order, d their width
+
+    def prepare_patches(self, patches: PatchWeights) -> Prepared:
+        """Pack the first product."""
+        raise NotImplementedError
+
+    def embed_patches(self, pixels: Tensor, patches: Prepared) -> Tensor:
+        """pixels [height, width, 3] uint8 of one image -> patches [P, d].
+
+        Sides are multiples of the patch size. A sample x counts (x / 255 - 0.5) / 0.5, rounded to bf16; a patch
+        is flattened as channel, row, column.
+        """
+        raise NotImplementedError
+
+    def prepare_vision_block(self, block: VisionBlockWeights) -> Prepared:
+        """Pack one layer of the image encoder."""
+        raise NotImplementedError
+
+    def vision_block(self, patches: Tensor, columns: int, block: Prepared) -> Tensor:
+        """One layer over the patches [P, d] of one image, `columns` a row: full attention, then SwiGLU.
+
+        Queries and keys are rotated by row (first half of the angles) and column; pairs are the halves of a head.
+        """
+        raise NotImplementedError
+
+    def prepare_aligner(self, aligner: AlignerWeights) -> Prepared:
+        """Pack the last norm and the products behind the merge."""
+        raise NotImplementedError
+
+    def align(self, patches: Tensor, columns: int, aligner: Prepared) -> Tensor:
+        """w2 gelu(w1 cell) of each cell of merge x merge normed patches, flattened as channel, row, column.
+
+        patches [P, d] -> cells [n * k, H], n and k rounded up, with zeros for patches beyond the edges.
+        """
+        raise NotImplementedError
+
     # -- whole layers
 
     def prepare_layers(self, layers: Sequence[BoundLayer]) -> Prepared:
@@ -328,13 +367,17 @@ PAIRS: Mapping[str, tuple[str, ...]] = {
     "prepare_ngrams": ("ngram_rows",),
     "prepare_engram": ("engram",),
     "prepare_draft": ("draft_main", "draft_head", "draft_next", "prepare_head"),
+    "prepare_patches": ("embed_patches",),
+    "prepare_vision_block": ("vision_block",),
+    "prepare_aligner": ("align",),
     "prepare_layers": ("run_layers",),
 }
 OP_NAMES = tuple(name for name, value in vars(Ops).items() if inspect.isfunction(value) and not name.startswith("_"))
 WHOLE_LAYERS = ("prepare_layers", "run_layers")
 OUTSIDE_LAYERS = (
     "embed", "head", "ngram_rows", "store_tokens", "read_tokens", "write_tokens", "read_table",
-    "best_tokens", "draw", "main_rows", "draft_main", "draft_head", "draft_next", *WHOLE_LAYERS,
+    "best_tokens", "draw", "main_rows", "draft_main", "draft_head", "draft_next",
+    "embed_patches", "vision_block", "align", *WHOLE_LAYERS,
 )  # fmt: skip
 
 

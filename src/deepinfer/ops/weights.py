@@ -183,3 +183,43 @@ class HeadWeights:
 
     norm: NormWeights
     weight: Weight
+
+
+@dataclass(frozen=True)
+class BiasedWeight:
+    """A matrix [rows, columns] bf16 and its bias [rows] bf16, None where there is none."""
+
+    weight: Weight
+    bias: Weight | None
+
+
+@dataclass(frozen=True)
+class PatchWeights:
+    """The image encoder's first product, see `Ops.embed_patches`."""
+
+    linear: BiasedWeight  # [dim, 3 * size * size]
+    size: int  # pixels along a patch
+
+
+@dataclass(frozen=True)
+class VisionBlockWeights:
+    """One layer of the image encoder, see `Ops.vision_block`."""
+
+    norm1: NormWeights
+    wqkv: BiasedWeight  # [3 * dim, dim]
+    wo: BiasedWeight  # [dim, dim]
+    norm2: NormWeights
+    w1: BiasedWeight  # [2 * inner, dim], gate above up
+    w2: BiasedWeight  # [dim, inner]
+    num_heads: int
+    theta: float
+
+
+@dataclass(frozen=True)
+class AlignerWeights:
+    """From the image encoder to the model's width, see `Ops.align`."""
+
+    norm: NormWeights
+    w1: BiasedWeight  # [hidden, dim * merge * merge]
+    w2: BiasedWeight  # [hidden, hidden]
+    merge: int

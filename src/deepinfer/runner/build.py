@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deepinfer import log
+from deepinfer.backends.null.images import NullEncoder
 from deepinfer.backends.null.runner import NullModel, NullRunner
 from deepinfer.backends.select import choose_device, default_threads, load_ops
 from deepinfer.cache.groups import CacheLayout
@@ -18,8 +19,10 @@ from deepinfer.checkpoint.reader import Checkpoint
 from deepinfer.checkpoint.tensors import Source
 from deepinfer.config.engine import EngineConfig
 from deepinfer.errors import ConfigError, ModelError, shown
+from deepinfer.images.geometry import ImageGeometry
 from deepinfer.model.registry import architecture_of, load_module
 from deepinfer.runner.batch import BatchBuilder
+from deepinfer.runner.images import ImageEncoder
 from deepinfer.runner.memory import check_memory, count_blocks
 from deepinfer.runner.runner import Runner
 from deepinfer.runner.speculation import Speculation
@@ -35,7 +38,10 @@ NULL_BLOCKS_PER_REQUEST = 16
 
 @dataclass(frozen=True)
 class BuiltRunner:
-    """A runner, and what a scheduler must know about it."""
+    """A runner, and what a scheduler must know about it.
+
+    images, encoder: how images are prepared, and what encodes them; None if the model takes none.
+    """
 
     runner: Runner | NullRunner
     num_blocks: int
@@ -45,6 +51,8 @@ class BuiltRunner:
     eos_ids: tuple[int, ...]
     grammars: GrammarServer | None = None  # None: requests cannot have grammars
     num_drafts: int = 0
+    images: ImageGeometry | None = None
+    encoder: ImageEncoder | NullEncoder | None = None
 
 
 def build_runner(config: EngineConfig, folder: Path, eos_ids: Sequence[int] | None = None) -> BuiltRunner:
@@ -67,14 +75,16 @@ def build_runner(config: EngineConfig, folder: Path, eos_ids: Sequence[int] | No
         num_blocks = config.cache.num_blocks or max(
             num_slots * NULL_BLOCKS_PER_REQUEST, -(-max_model_len // layout.block_tokens)
         )
+        null_encoder = None if model_config.images is None else NullEncoder()
         null = NullRunner(
             NullModel(model_config.vocab_size),
             num_slots=num_slots,
             num_blocks=num_blocks,
             block_tokens=layout.block_tokens,
             max_model_len=max_model_len,
+            encoder=null_encoder,
         )
-        return BuiltRunner(null, num_blocks, *sizes)
+        return BuiltRunner(null, num_blocks, *sizes, images=model_config.images, encoder=null_encoder)
 
     started = time.monotonic()
     device, ops = choose_device(options), load_ops(options)
@@ -106,7 +116,8 @@ def build_runner(config: EngineConfig, folder: Path, eos_ids: Sequence[int] | No
     if (folder / "tokenizer.json").exists():
         grammars = GrammarServer(folder, model_config.vocab_size, eos_ids)
         constraints = ConstrainedRows(grammars, num_slots, num_drafts)
-    runner = Runner(bound, builder, sampler, constraints, clock=ops.clock, checker=ops.checker)
+    encoder = None if model.vision is None else ImageEncoder(model.vision, device)
+    runner = Runner(bound, builder, sampler, constraints, clock=ops.clock, checker=ops.checker, encoder=encoder)
     if num_drafts:
         policy: DraftPolicy = CheckAll()
         if config.speculate.draft_scheduling and not options.check_ops:  # checks take times of their own
@@ -116,7 +127,7 @@ def build_runner(config: EngineConfig, folder: Path, eos_ids: Sequence[int] | No
         runner.speculation = Speculation(
             bound.draft, builder, sampler, policy, num_slots, num_drafts, config.speculate.draft_acceptance
         )
-    return BuiltRunner(runner, num_blocks, *sizes, grammars, num_drafts)
+    return BuiltRunner(runner, num_blocks, *sizes, grammars, num_drafts, model_config.images, encoder)
 
 
 def _checked_eos(eos_ids: Sequence[int], vocab_size: int) -> tuple[int, ...]:

@@ -16,6 +16,7 @@ from deepinfer.ops.batch import ForwardBatch, Hidden
 from deepinfer.ops.check import OpChecker
 from deepinfer.ops.clock import OpClock
 from deepinfer.runner.batch import BatchBuilder
+from deepinfer.runner.images import ImageEncoder
 from deepinfer.runner.lines import Lines
 from deepinfer.runner.speculation import Speculation
 from deepinfer.sampling.logprobs import TokenLogprobs, token_logprobs
@@ -56,7 +57,8 @@ class Runner:
     """Model, caches and sampler of one engine.
 
     `forward` and `sample` are two calls because the token masks of constrained rows are filled in
-    between, by another process. constraints: None = no request has a grammar. speculation: None = no drafts.
+    between, by another process. constraints: None = no request has a grammar. encoder: keeps the
+    embeddings of images; None = no request has any. speculation: None = no drafts.
     """
 
     def __init__(
@@ -68,8 +70,9 @@ class Runner:
         speculation: Speculation | None = None,
         clock: OpClock | None = None,
         checker: OpChecker | None = None,
+        encoder: ImageEncoder | None = None,
     ):
-        self.model, self.builder, self.sampler = model, builder, sampler
+        self.model, self.builder, self.sampler, self.encoder = model, builder, sampler, encoder
         self.constraints, self.speculation = constraints, speculation
         self.clock, self.checker = clock, checker
 
@@ -91,7 +94,11 @@ class Runner:
         lines = Lines.of(plan)
         if self.constraints is not None:
             self.constraints.begin(lines.slots, lines.counts, None if drafting is None else drafting.drafts(lines))
-        hidden = self.model.forward(self.builder.build(plan, feeds_draft=feeds_draft))
+        batch = self.builder.build(plan, feeds_draft=feeds_draft)
+        if plan.images:
+            assert self.encoder is not None, "a plan has images, but the model takes none"
+            batch = self.encoder.place(plan, batch)
+        hidden = self.model.forward(batch)
         return Forwarded(plan, lines, hidden, self.model.logits(hidden.part(0, lines.num_lines)), started)
 
     def sample(self, forwarded: Forwarded) -> StepResult:

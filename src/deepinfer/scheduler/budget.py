@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 
 class StepBudget:
     """Tokens that one step can still take.
@@ -33,8 +35,14 @@ class StepBudget:
         assert num_tokens <= self._left, f"decode rows have {num_tokens} tokens but the step {self._left}"
         self._left -= num_tokens
 
-    def take_chunk(self, num_wanted: int) -> int:
-        """Tokens for the next prefill chunk, at most `num_wanted`; 0 when the step is full."""
+    def take_chunk(self, num_wanted: int, whole: Callable[[int], int] | None = None) -> int:
+        """Tokens for the next prefill chunk, at most `num_wanted`; 0 when the step is full.
+
+        whole: from a number of tokens to one that cuts no image, at most `num_wanted`; an image may be larger
+            than a chunk, but has to fit in what is left of the step.
+        """
         count = min(num_wanted, self._max_chunk_tokens, self._left)
+        if whole is not None:
+            count = whole(count) if whole(count) <= self._left else 0
         self._left -= count
         return count

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from deepinfer.images.messages import ImageSpan
 from deepinfer.messages import Int32, RequestTimes, SlotSetup, TokenSequences
 from deepinfer.sampling.params import SamplingParams
 from deepinfer.structured.grammar import CompiledGrammar
@@ -32,6 +33,7 @@ class Request:
     wants_prompt_logits: bool
     bad_word_ids: TokenSequences = ()
     grammar: CompiledGrammar | None = None
+    images: tuple[ImageSpan, ...] = ()
     generated: list[int] = field(default_factory=list)
     slot: int = 0
     num_logits: int = 0

@@ -34,8 +34,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from deepinfer.cache.manager import CacheManager
-from deepinfer.config.engine import ReplayMode, SchedulerOptions
+from deepinfer.config.engine import ImageOptions, ReplayMode, SchedulerOptions
 from deepinfer.errors import RequestError
+from deepinfer.images.messages import EncodePlan, EncodeResult, ImagePlace
 from deepinfer.messages import (
     Finished,
     FinishReason,
@@ -49,6 +50,7 @@ from deepinfer.messages import (
     StepResult,
 )
 from deepinfer.scheduler.budget import StepBudget
+from deepinfer.scheduler.images import ImageWork, chunk_end
 from deepinfer.scheduler.queue import WaitingQueue
 from deepinfer.scheduler.request import Request
 from deepinfer.scheduler.state import SlotState
@@ -63,6 +65,7 @@ class Scheduler:
     eos_token_ids: tokens that end an answer unless the request ignores them.
     decoder_replay, replay_keep_tokens: see `ModelOptions`; scored requests always use full.
     num_drafts: drafts that a decode row can check; the device may check fewer.
+    images: requests that wait for the embeddings of their images; one of its own when None.
     clock: seconds, monotonic.
     """
 
@@ -77,6 +80,7 @@ class Scheduler:
         decoder_replay: ReplayMode = "full",
         replay_keep_tokens: int = 140,
         num_drafts: int = 0,
+        images: ImageWork | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         assert cache.num_slots <= options.max_step_tokens, "a step must hold a token of every slot"
@@ -96,6 +100,7 @@ class Scheduler:
         self._names = np.full(cache.num_slots + 1, None, dtype=np.object_)  # request id of each occupant
         self._answers = np.full(cache.num_slots + 1, None, dtype=np.object_)  # `generated` of each occupant
         self._queue = WaitingQueue(options.max_queue)
+        self._images = images or ImageWork(ImageOptions(), options.max_queue, bytes_per_token=1)
         self._prefilling: list[Request] = []  # in order of admission
         self._draining: list[Request] = []  # preempted, with tokens in flight
         self._in_flight: deque[InFlight] = deque()
@@ -109,12 +114,12 @@ class Scheduler:
     @property
     def num_running(self) -> int:
         """Requests that take part in steps."""
-        return len(self._requests) - len(self._queue)
+        return len(self._requests) - self.num_waiting
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait for admission, preempted ones among them."""
-        return len(self._queue)
+        """Requests that wait for admission or their images, preempted ones among them."""
+        return len(self._queue) + self._images.num_waiting
 
     @property
     def num_in_flight(self) -> int:
@@ -122,11 +127,12 @@ class Scheduler:
         return len(self._in_flight)
 
     def has_work(self) -> bool:
-        """Whether a request has not ended or a result is still to come.
+        """Whether a request has not ended or a result is still to come, but for what waits for an encoder at work.
 
-        While it is true, `schedule` gives a plan or a result is in flight.
+        While it is true, `schedule` or `schedule_images` gives a plan or a result is in flight.
         """
-        return bool(self._requests or self._in_flight)
+        is_at_work = len(self._requests) > self._images.num_waiting or bool(self._in_flight)
+        return is_at_work or self._images.has_work()
 
     def add(self, request: GenerateRequest) -> None:
         """Queue a request. Raises RequestError (QueueFullError when the queue is full); then nothing is queued."""
@@ -145,8 +151,12 @@ class Scheduler:
             wants_prompt_logits=request.wants_prompt_logits,
             bad_word_ids=request.bad_word_ids,
             grammar=request.grammar,
+            images=request.images,
         )
-        self._queue.add(entry)
+        if entry.images:
+            self._images.add(entry)
+        else:
+            self._queue.add(entry)
         self._requests[entry.request_id] = entry
         self._num_arrivals += 1
 
@@ -169,6 +179,16 @@ class Scheduler:
         return finished
 
     # -- planning
+
+    def schedule_images(self) -> EncodePlan | None:
+        """Images to encode beside the steps; None when there are none or an encoder is at work."""
+        for request in self._images.take_ready():
+            self._queue.put_back(request)
+        return self._images.plan()
+
+    def update_images(self, result: EncodeResult) -> None:
+        """Take the result of the images in flight; prompts that are complete with them can be computed."""
+        self._images.update(result)
 
     def schedule(self) -> StepPlan | None:
         """The next step: decode rows, then prefill rows; None when nothing can be computed now."""
@@ -215,7 +235,10 @@ class Scheduler:
         self._cache.release_blocks(slot)
         if request in self._prefilling:
             self._prefilling.remove(request)
-        self._queue.put_back(request)
+        if request.images:
+            self._images.put_back(request, self._num_steps)
+        else:
+            self._queue.put_back(request)
         request.num_preemptions += 1
         self.num_preemptions += 1
         if self._state.in_flight(slot):
@@ -225,22 +248,32 @@ class Scheduler:
 
     def _take_chunks(self, budget: StepBudget, setups: list[SlotSetup]) -> list[Chunk]:
         """Prefill rows of the admitted requests, then of newly admitted ones, as far as the budget goes."""
-        chunks = [self._take_chunk(request, budget) for request in self._prefilling if budget.left]
+        taken = [self._take_chunk(request, budget) for request in self._prefilling if budget.left]
         while budget.left:
             request = self._admit_next()
             if request is None:
                 break
             setups.append(request.setup())
-            chunks.append(self._take_chunk(request, budget))
-        if chunks:
+            taken.append(self._take_chunk(request, budget))
+        if chunks := [chunk for chunk in taken if chunk is not None]:
             done = {chunk.slot for chunk in chunks if chunk.samples}
             self._prefilling = [request for request in self._prefilling if request.slot not in done]
         return chunks
 
-    def _take_chunk(self, request: Request, budget: StepBudget) -> Chunk:
-        state, slot = self._state, request.slot
+    def _take_chunk(self, request: Request, budget: StepBudget) -> Chunk | None:
+        """The request's next chunk; None when it begins with an image that does not fit any more."""
+        state, slot, images = self._state, request.slot, request.images
         start, prefill_end = int(state.num_computed[slot]), int(state.prefill_end[slot])
-        end = start + budget.take_chunk(prefill_end - start)
+        if not images:
+            end = start + budget.take_chunk(prefill_end - start)
+        else:
+            end = start + budget.take_chunk(
+                prefill_end - start, lambda count: chunk_end(images, start, start + count) - start
+            )
+            if end == start:
+                return None
+            if start < images[-1].end <= end:
+                self._images.release(request, self._num_steps + 1)
         state.num_computed[slot] = end
         wants_logits = request.wants_prompt_logits and start < len(request.prompt)
         return Chunk(request, slot, start, end, end == prefill_end, wants_logits)
@@ -298,6 +331,12 @@ class Scheduler:
             table_columns=table_columns,
             table_blocks=table_blocks,
             setups=setups,
+            images=[
+                ImagePlace(num_decode + row, span.start, span.image.num_tokens, span.image.key)
+                for row, chunk in enumerate(chunks)
+                for span in chunk.request.images
+                if chunk.start <= span.start < chunk.end
+            ],
         )
         scored = [(num_decode + row, chunk) for row, chunk in enumerate(chunks) if chunk.num_logprobs]
         if scored:
@@ -318,6 +357,7 @@ class Scheduler:
         step = self._in_flight.popleft()
         assert step.step == result.step, f"result of step {result.step} came, that of step {step.step} was due"
         now, state = self._clock(), self._state
+        self._images.step_done(step.step)
         prompt_logits = self._take_prompt_logits(step, result)
         prompt_logprobs = self._take_prompt_logprobs(step, result, now)
         num_tokens = np.ones_like(step.slots) if result.num_tokens is None else result.num_tokens
@@ -436,6 +476,8 @@ class Scheduler:
         """Forget a request, give back what it holds and note its end."""
         del self._requests[request.request_id]
         self._queue.remove(request.request_id)
+        if request.images:
+            self._images.end(request, self._num_steps)
         if request.slot:
             for requests in (self._prefilling, self._draining):
                 if request in requests:
@@ -491,6 +533,12 @@ class Scheduler:
                 f"blocks of {self._cache.block_tokens} tokens but only {self._cache.num_blocks} exist; "
                 "lower max_tokens or raise --num-blocks"
             )
+        largest = max((span.image.num_tokens for span in request.images), default=0)
+        if largest > (room := self._max_step_tokens - self._cache.num_slots + 1):
+            raise RequestError(
+                f"request {name!r} has an image of {largest} tokens, computed in one step, but a step has room for "
+                f"{room}; give a smaller image or raise --max-step-tokens"
+            )
 
     # -- invariants
 
@@ -498,6 +546,7 @@ class Scheduler:
         """Assert that queue, slots, state and cache agree; for tests and for the idle engine."""
         state, cache = self._state, self._cache
         cache.check()
+        self._images.check()
         held = {request.slot: request for request in self._requests.values() if request.slot}
         occupied = {slot for slot, request in enumerate(self._occupants) if request}
         assert occupied == set(held), f"slots {occupied} have occupants but requests hold {set(held)}"
@@ -505,7 +554,7 @@ class Scheduler:
         assert set(np.flatnonzero(state.serial).tolist()) == set(held), "serials differ from occupants"
         for slot, request in held.items():
             is_draining = not state.is_active[slot]
-            assert is_draining == (request.request_id in self._queue), f"slot {slot} is active and waits, or neither"
+            assert is_draining == self._waits(request), f"slot {slot} is active and waits, or neither"
             assert is_draining == (request in self._draining), f"slot {slot} drains and is active, or neither"
             assert not is_draining or state.in_flight(slot), f"slot {slot} drains but nothing is in flight"
             assert not is_draining or not cache.num_slot_blocks[slot], f"slot {slot} drains but holds blocks"
@@ -516,5 +565,8 @@ class Scheduler:
             capacity = cache.num_slot_blocks[slot] * cache.block_tokens
             assert is_draining or state.num_computed[slot] <= capacity, f"slot {slot} is computed past its blocks"
         for request in self._requests.values():
-            assert request.slot or request.request_id in self._queue, f"request {request.request_id!r} is nowhere"
+            assert request.slot or self._waits(request), f"request {request.request_id!r} is nowhere"
         assert held or cache.num_free_blocks == cache.num_blocks, "blocks are held though nothing runs"
+
+    def _waits(self, request: Request) -> bool:
+        return request.request_id in self._queue or request.request_id in self._images

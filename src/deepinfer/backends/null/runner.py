@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from deepinfer.backends.null.images import NullEncoder
 from deepinfer.messages import Bool, Float32, Int32, Logprobs, SlotSetup, StepPlan, StepResult
 from deepinfer.speculate.progress import SlotProgress
 
@@ -80,10 +81,11 @@ class NullRunner:
         max_model_len: int,
         num_drafts: int = 0,
         seed: int = 0,
+        encoder: NullEncoder | None = None,
     ) -> None:
         """num_drafts: drafts that a row can check; how many are checked and kept follows `seed`."""
         num_columns = -(-max_model_len // block_tokens)
-        self._model = model
+        self._model, self._encoder = model, encoder
         self._block_tokens = block_tokens
         self._max_model_len = max_model_len
         self._table = np.zeros((num_slots + 1, num_columns), dtype=np.int32)
@@ -121,6 +123,8 @@ class NullRunner:
         self._check_rows(plan)
         self._check_blocks(plan)
         self._use_rings(plan)
+        if self._encoder is not None:
+            self._encoder.check(plan)
         self._compute(plan)
         tokens, num_tokens = self._draw(plan)
         slots = np.repeat(plan.slots[plan.samples], num_tokens)

@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 
 from deepinfer.cache.groups import block_tokens_for
+from deepinfer.images.geometry import ImageGeometry
 from deepinfer.model.section import Section, read_json
 from deepinfer.model.v41.parts import GROUP, MAX_EXPERTS, MAX_LAYERS, MAX_WIDTH, DraftConfig, EngramConfig, VisionConfig
 from deepinfer.model.v41.schedule import LayerPlan, cut_layers, plan_layers
@@ -83,7 +84,8 @@ class ModelConfig:
     def cut(self, layer_ids: Sequence[int]) -> ModelConfig:
         """The same model with only these layers of the checkpoint, renumbered.
 
-        Engram tables go with their layers, the draft head with any of its target layers.
+        Engram tables go with their layers, the draft head with any of its target layers,
+        the image encoder with any layer.
         Raises ConfigError as `schedule.cut_layers` does.
         """
         layers = cut_layers(self.layers, layer_ids)
@@ -96,7 +98,8 @@ class ModelConfig:
             targets = [self.layers[target].layer_id for target in draft.target_layers]
             kept = tuple(places[target] for target in targets if target in places)
             draft = dataclasses.replace(draft, target_layers=kept) if len(kept) == len(targets) else None
-        return dataclasses.replace(self, layers=layers, engram=engram, draft=draft)
+        vision = self.vision if len(layers) == len(self.layers) else None
+        return dataclasses.replace(self, layers=layers, engram=engram, draft=draft, vision=vision)
 
     @property
     def num_layers(self) -> int:
@@ -132,6 +135,22 @@ class ModelConfig:
         return tuple(
             LayerPlan(self.num_layers + block, block, 0, "draft", None, None, True, None, False, False)
             for block in range(num_blocks)
+        )
+
+    @property
+    def images(self) -> ImageGeometry | None:
+        """How images are prepared for this model; None if it takes none."""
+        vision = self.vision
+        if vision is None:
+            return None
+        return ImageGeometry(
+            patch_size=vision.patch_size,
+            merge=vision.merge,
+            max_tokens=vision.max_image_tokens,
+            min_pixels=vision.min_pixels,
+            max_aspect=vision.max_aspect,
+            token_id=self.image_id,
+            bytes_per_token=4 * self.hidden_size,  # float32
         )
 
     def rope(self, ratio: int) -> RopeSpec:

@@ -9,6 +9,7 @@ from deepinfer.cache.pools import CachePools
 from deepinfer.model.v41.config import ModelConfig
 from deepinfer.model.v41.draft import BoundDraft, Draft
 from deepinfer.model.v41.layer import layer_caches, prepare_layer
+from deepinfer.model.v41.vision import VisionTower
 from deepinfer.model.v41.weights import ModelWeights
 from deepinfer.ops.batch import ForwardBatch, Hidden
 from deepinfer.ops.layers import BoundLayer, LayerInputs, LayerState, enter_layer, keep_tokens, leave_layer
@@ -16,7 +17,7 @@ from deepinfer.ops.table import Ops
 
 
 class Model:
-    """Prepared weights of the backbone and, if it is to draft, the draft head; stateless but for them.
+    """Prepared weights of backbone and image encoder and, if it is to draft, the draft head; stateless but for them.
 
     Weights are read from `weights` layer by layer and handed to the ops' `prepare_*`.
     """
@@ -30,6 +31,7 @@ class Model:
         self.layers = [prepare_layer(plan, ops, weights, places.get(plan.index)) for plan in config.layers]
         self.head = ops.prepare_head(weights.head())
         self.draft = Draft(config, ops, weights, self.embedding, self.head) if drafts else None
+        self.vision = VisionTower(config.vision, ops, weights) if config.vision is not None else None
 
     def bind(self, pools: CachePools) -> BoundModel:
         """The model over one set of caches."""
@@ -65,7 +67,11 @@ class BoundModel:
         if model.ngrams is not None:
             ngram_rows = ops.ngram_rows(inputs.tokens, batch, self.token_ring, model.ngrams)
         ops.store_tokens(inputs.tokens, batch, self.token_ring)
-        state, taps = LayerState(*ops.embed(inputs.tokens, model.embedding), None), None
+        streams, pre = ops.embed(inputs.tokens, model.embedding)
+        if inputs.image_rows is not None:
+            streams = streams.contiguous()
+            streams[inputs.is_image] = inputs.image_rows.unsqueeze(1)
+        state, taps = LayerState(streams, pre, None), None
         if self.draft is not None and inputs.feeds_draft:
             taps = self.draft.new_taps(batch.num_tokens, model.config.hidden_size, inputs.tokens.device)
         done, taps = self._run_layers(state, LayerInputs(batch, ngram_rows, inputs.is_image, taps), inputs)

@@ -6,13 +6,16 @@ import dataclasses
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from deepinfer.checkpoint.tensors import Source
-from deepinfer.model.v41.config import ModelConfig
+from deepinfer.model.v41.config import ModelConfig, VisionConfig
 from deepinfer.model.v41.names import layer_name
 from deepinfer.model.v41.ngrams import ngram_spec
 from deepinfer.ops.weights import (
+    AlignerWeights,
     AttentionWeights,
+    BiasedWeight,
     CompressorWeights,
     DraftWeights,
     EngramWeights,
@@ -22,9 +25,13 @@ from deepinfer.ops.weights import (
     IndexerWeights,
     NgramSpec,
     NormWeights,
+    PatchWeights,
     RouterWeights,
+    VisionBlockWeights,
     Weight,
 )
+
+VISION_NORM_EPS = 1e-6
 
 
 class ModelWeights:
@@ -170,6 +177,47 @@ class ModelWeights:
             markov_head=self._plain(f"{last}.markov_head.head.weight"),
             confidence=self._plain(f"{last}.confidence_head.proj.weight"),
         )
+
+    def patches(self) -> PatchWeights:
+        """The image encoder's first product."""
+        return PatchWeights(self._biased("vision.patch_embed.proj"), self._vision.patch_size)
+
+    def vision_block(self, index: int) -> VisionBlockWeights:
+        """One layer of the image encoder."""
+        name, vision = f"vision.blocks.{index}", self._vision
+        return VisionBlockWeights(
+            norm1=NormWeights(self._plain(f"{name}.norm1.weight"), VISION_NORM_EPS),
+            wqkv=self._biased(f"{name}.attn.wqkv"),
+            wo=self._biased(f"{name}.attn.wo"),
+            norm2=NormWeights(self._plain(f"{name}.norm2.weight"), VISION_NORM_EPS),
+            w1=BiasedWeight(self._plain(f"{name}.mlp.w1.weight"), None),
+            w2=BiasedWeight(self._plain(f"{name}.mlp.w2.weight"), None),
+            num_heads=vision.num_heads,
+            theta=vision.rope_theta,
+        )
+
+    def aligner(self) -> AlignerWeights:
+        """From the image encoder to the model's width."""
+        return AlignerWeights(
+            norm=NormWeights(self._plain("vision.norm.weight"), VISION_NORM_EPS),
+            w1=self._biased("aligner.w1"),
+            w2=self._biased("aligner.w2"),
+            merge=self._vision.merge,
+        )
+
+    def image_delimiters(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Learned vectors [hidden] float32: start of an image, end of a line of cells, end of the image."""
+        names = ("image_start", "image_newline", "image_end")
+        start, line_end, end = (self._plain(name).value.float() for name in names)
+        return start, line_end, end
+
+    @property
+    def _vision(self) -> VisionConfig:
+        assert self._config.vision is not None, "the model takes no images"
+        return self._config.vision
+
+    def _biased(self, name: str) -> BiasedWeight:
+        return BiasedWeight(self._plain(f"{name}.weight"), self._plain(f"{name}.bias"))
 
     def _name(self, layer: int) -> str:
         return layer_name(self._plans[layer])

@@ -17,6 +17,7 @@ from deepinfer.ops.reference import (
     moe,
     sample,
     tokens,
+    vision,
 )
 from deepinfer.ops.reference.numerics import Numerics
 
@@ -59,6 +60,12 @@ FUNCTIONS: tuple[Callable[..., Any], ...] = (
     tokens.read_table,
     sample.best_tokens,
     sample.draw,
+    vision.prepare_patches,
+    vision.embed_patches,
+    vision.prepare_vision_block,
+    vision.vision_block,
+    vision.prepare_aligner,
+    vision.align,
 )
 
 

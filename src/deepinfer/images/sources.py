@@ -1,0 +1,87 @@
+"""What callers give as an image, as the bytes of an image file."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+import os
+import re
+from pathlib import Path
+from typing import TypeAlias
+from urllib.parse import unquote_to_bytes
+
+from PIL import Image
+
+from deepinfer.errors import RequestError, shown
+from deepinfer.images.decode import ImageLimits, check_bytes, check_size, to_rgb
+
+# A path, the bytes of a file, an opened picture, or a data URL.
+ImageSource: TypeAlias = str | os.PathLike[str] | bytes | bytearray | memoryview | Image.Image
+DATA_URL = re.compile(r"data:[^,;]*(;[^,]*)?,", re.IGNORECASE)
+
+
+def image_bytes(source: ImageSource, name: str, limits: ImageLimits) -> bytes:
+    """The bytes of an image file, still unchecked but for their number.
+
+    A text is a data URL or a path on this machine; callers that pass on what others wrote use `data_url_bytes`.
+    name: how errors call the image. Raises RequestError for what cannot be read.
+    """
+    if isinstance(source, Image.Image):
+        return _png(source, name, limits)
+    if isinstance(source, bytes | bytearray | memoryview):
+        data = bytes(source)
+        check_bytes(len(data), name, limits)
+        return data
+    if isinstance(source, str) and source[:5].lower() == "data:":
+        return data_url_bytes(source, name, limits)
+    if isinstance(source, str) and source.partition("://")[0].lower() in ("http", "https"):
+        raise RequestError(f"{name} is at {shown(source)}; this engine downloads no images, give its bytes")
+    if not isinstance(source, str | os.PathLike):
+        raise RequestError(f"{name} is {shown(source)}; it must be a path, bytes, a picture or a data URL")
+    return _file_bytes(source, name, limits)
+
+
+def data_url_bytes(url: str, name: str, limits: ImageLimits) -> bytes:
+    """The body of a data URL (RFC 2397). Raises RequestError for another text or a damaged body."""
+    match = DATA_URL.match(url)
+    if match is None:
+        raise RequestError(f"{name} is {shown(url)}; it must be a data URL, as in data:image/png;base64,...")
+    body = url[match.end() :]
+    if len(body) > 3 * limits.max_bytes + 1024:  # more than any spelling of so many bytes
+        check_bytes(len(body), name, limits)
+    if not (match[1] or "").lower().endswith(";base64"):
+        data = unquote_to_bytes(body)
+    else:
+        try:
+            data = base64.b64decode(body if "%" not in body else unquote_to_bytes(body), validate=True)
+        except (binascii.Error, ValueError) as error:
+            raise RequestError(f"{name} is a data URL whose body is not base64 ({error}); encode it again") from None
+    check_bytes(len(data), name, limits)
+    return data
+
+
+def _file_bytes(path: str | os.PathLike[str], name: str, limits: ImageLimits) -> bytes:
+    file, name = Path(path), f"{name} ({shown(os.fspath(path))})"
+    try:
+        if not file.is_file():
+            raise RequestError(f"{name} is no file; give the path of an image file")
+        with file.open("rb") as stream:
+            data = stream.read(limits.max_bytes + 1)
+    except (OSError, ValueError) as error:
+        if isinstance(error, RequestError):
+            raise
+        raise RequestError(f"{name} cannot be read: {error}") from None
+    check_bytes(len(data), name, limits)
+    return data
+
+
+def _png(image: Image.Image, name: str, limits: ImageLimits) -> bytes:
+    """A picture of the caller's as a file of its own, without loss."""
+    check_size(image, name, limits)
+    stream = io.BytesIO()
+    try:
+        to_rgb(image).save(stream, "PNG", compress_level=1)
+    except (OSError, ValueError, SyntaxError) as error:
+        raise RequestError(f"{name} cannot be read: {str(error)[:120]}") from None
+    return stream.getvalue()

@@ -1,0 +1,88 @@
+"""Paths, bytes, pictures and data URLs, and what they may not be."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+from urllib.parse import quote
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from deepinfer.errors import RequestError
+from deepinfer.images.decode import ImageLimits, decode
+from deepinfer.images.sources import data_url_bytes, image_bytes
+
+from .pictures import LIMITS, encoded, picture
+
+FILE = encoded(picture(40, 30))
+
+
+def test_bytes_of_any_kind_are_taken_as_they_are() -> None:
+    for data in (FILE, bytearray(FILE), memoryview(FILE)):
+        assert image_bytes(data, "it", LIMITS) == FILE
+
+
+def test_paths_are_read(tmp_path: Path) -> None:
+    file = tmp_path / "a picture.png"
+    file.write_bytes(FILE)
+    assert image_bytes(file, "it", LIMITS) == image_bytes(str(file), "it", LIMITS) == FILE
+
+
+def test_data_urls_are_decoded() -> None:
+    text = base64.b64encode(FILE).decode()
+    for url in (
+        f"data:image/png;base64,{text}",
+        f"DATA:image/png;charset=x;BASE64,{text}",
+        f"data:;base64,{text}",
+        f"data:image/png;base64,{quote(text)}",
+        f"data:image/png,{quote(FILE)}",
+    ):
+        assert image_bytes(url, "it", LIMITS) == data_url_bytes(url, "it", LIMITS) == FILE
+
+
+def test_pictures_lose_nothing() -> None:
+    data = image_bytes(picture(40, 30), "it", LIMITS)
+    assert np.array_equal(np.asarray(decode(data, "it", LIMITS)), np.asarray(picture(40, 30)))
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("http://example.org/a.png", r"it is at 'http://example.org/a.png'; this engine downloads no images"),
+        ("HTTPS://example.org/a.png", r"this engine downloads no images"),
+        ("data:image/png;base64,@@@@", r"it is a data URL whose body is not base64"),
+        ("data:image/png;base64,", r"it is empty"),
+        ("data:nothing", r"it must be a data URL"),
+        ("/no/such/file.png", r"it \('/no/such/file.png'\) is no file"),
+        ("\0", r"it \('\\x00'\) (is no file|cannot be read)"),
+        ("/", r"it \('/'\) is no file"),
+        (b"", r"it is empty"),
+        (7, r"it is 7; it must be a path, bytes, a picture or a data URL"),
+        (None, r"it is None; it must be"),
+    ],
+)
+def test_other_sources_are_refused(source: object, message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        image_bytes(source, "it", LIMITS)  # type: ignore[arg-type]
+
+
+def test_a_text_of_others_is_never_a_path(tmp_path: Path) -> None:
+    file = tmp_path / "secret.png"
+    file.write_bytes(FILE)
+    for text in (str(file), f"file://{file}"):
+        with pytest.raises(RequestError, match="must be a data URL"):
+            data_url_bytes(text, "it", LIMITS)
+
+
+def test_bytes_are_counted_before_they_are_read(tmp_path: Path) -> None:
+    small = ImageLimits(100, 10**6)
+    file = tmp_path / "large.png"
+    with file.open("wb") as stream:
+        stream.truncate(10**12)  # sparse
+    for source in (file, bytes(101), "data:;base64," + "A" * 10**6):
+        with pytest.raises(RequestError, match=r"bytes; an image may have 100"):
+            image_bytes(source, "it", small)
+    with pytest.raises(RequestError, match=r"2000 x 2000 = 4000000 pixels"):
+        image_bytes(Image.new("1", (2000, 2000)), "it", LIMITS)
