@@ -214,7 +214,9 @@ class Scheduler:
         state, cache = self._state, self._cache
         slots = state.decoding()
         is_shared = bool(self._prefilling) or len(self._queue) > 0
-        most = 1 + budget.drafts_per_row(len(slots), self._num_drafts, is_shared=is_shared)
+        # An image is never cut, so drafts leave it the whole step.
+        num_drafts = 0 if any(request.images for request in self._prefilling) else self._num_drafts
+        most = 1 + budget.drafts_per_row(len(slots), num_drafts, is_shared=is_shared)
         ends = np.minimum(state.num_computed[slots] + most, state.limit[slots])
         needy = slots[cache.needs_blocks(slots, ends)]
         for slot in state.best_first(needy).tolist() if len(needy) else ():
