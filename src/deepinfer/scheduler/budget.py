@@ -42,7 +42,7 @@ class StepBudget:
             than a chunk, but has to fit in what is left of the step.
         """
         count = min(num_wanted, self._max_chunk_tokens, self._left)
-        if whole is not None:
-            count = whole(count) if whole(count) <= self._left else 0
+        if whole is not None and (count := whole(count)) > self._left:
+            count = 0
         self._left -= count
         return count

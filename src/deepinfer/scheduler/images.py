@@ -8,7 +8,8 @@ Embeddings are counted here and lie on the device; `EncodePlan.drops` keeps both
 a request are *held* from the moment that room is reserved for all of them until its prompt is
 computed; others stay while there is room, and the least recently used make place. Room for a
 request is reserved as a whole and in the order of the queue, so two requests never wait for each
-other's half.
+other's half. An image fits in a step beside all decode rows, or else its request was refused, so the
+oldest prompt always advances.
 """
 
 from __future__ import annotations
