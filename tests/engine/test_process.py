@@ -44,7 +44,8 @@ class Watched:
             report = self.next()
             assert isinstance(report, Steps)
             for output in report.outputs:
-                tokens += [int(t) for owner, t in zip(output.request_ids, output.token_ids, strict=True) if owner == name]
+                lines = zip(output.request_ids, output.token_ids.tolist(), strict=True)
+                tokens += [token for owner, token in lines if owner == name]
                 for ended in output.finished:
                     if ended.request_id == name:
                         return tokens, ended, report.stats

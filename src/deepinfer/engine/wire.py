@@ -79,4 +79,3 @@ class Refused:
 
 Command = Submit | Finish
 Report = Ready | Failed | Steps | Refused
-

@@ -75,6 +75,10 @@ class Tokenizer:
         control = {token.content for token in self._hub.get_added_tokens_decoder().values()} - {TOOL_MARKUP}
         return [self._bytes_of(token_id, control) for token_id in range(self.vocab_size)]
 
+    def spelling(self, token_id: int) -> bytes:
+        """What an id stands for, special tokens included; b"" for one without a spelling."""
+        return self._bytes_of(token_id, set())
+
     @cached_property
     def think_end_id(self) -> int | None:
         """The token that ends thinking, if the tokenizer has one."""
@@ -113,6 +117,14 @@ class NoTokenizer:
         """Raises RequestError: there is nothing to encode with."""
         what = "prompt is" if is_prompt else "a parameter holds"
         raise RequestError(f"{what} the text {text!r:.80}, but this model has no tokenizer; give token ids")
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool = True) -> str:
+        """Nothing: ids have no spelling."""
+        return ""
+
+    def spelling(self, token_id: int) -> bytes:
+        """Nothing, as above."""
+        return b""
 
     def detokenizer(self, *, keeps_markup: bool = False) -> Detokenizer:
         """A decoder that gives no text."""

@@ -1,0 +1,109 @@
+"""Service: what every endpoint works with; one object for a server."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import secrets
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+
+from deepinfer import log
+from deepinfer.config.serve import ServeOptions
+from deepinfer.errors import EngineDeadError, RequestError, shown
+from deepinfer.frontend.chat import ChatEncoder
+from deepinfer.frontend.prompt import RequestBuilder
+from deepinfer.frontend.request_ids import MAX_ID_CHARACTERS
+from deepinfer.frontend.tokenizer import NoTokenizer, Tokenizer
+from deepinfer.sampling.params import SamplingParams
+from deepinfer.serve import body as bodies
+from deepinfer.serve import fields
+from deepinfer.serve.answer import AnswerResponse, Writer
+from deepinfer.serve.errors import ApiError
+from deepinfer.serve.link import Exchange, Link
+from deepinfer.serve.metrics import Metrics
+from deepinfer.serve.supervisor import Supervisor
+
+logger = log.get(__name__)
+
+Made = TypeVar("Made")
+
+
+@dataclass
+class Service:
+    """The engine, the model's tokenizer and chat format, and the settings.
+
+    names: that requests may use for the model. defaults: sampling parameters that the model recommends.
+    started: seconds since 1970.
+    """
+
+    options: ServeOptions
+    names: tuple[str, ...]
+    tokenizer: Tokenizer | NoTokenizer
+    chats: ChatEncoder
+    defaults: SamplingParams
+    link: Link
+    supervisor: Supervisor
+    metrics: Metrics
+    started: int
+    is_draining: bool = False
+    responses: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def builder(self) -> RequestBuilder:
+        """Makes requests for the engine as it is now. Raises EngineDeadError before it was ever ready."""
+        limits = self.link.limits
+        if limits is None:
+            raise EngineDeadError("the engine is not running")
+        return RequestBuilder(self.tokenizer, limits.vocab_size, limits.max_model_len, limits.num_cache_tokens)
+
+    async def read(self, request: Request) -> tuple[dict[str, Any], bool]:
+        """The body of a request, and whether it is big. Raises ApiError."""
+        data = await bodies.read_bytes(request, self.options.max_body_bytes)
+        is_big = len(data) >= bodies.BIG_BYTES
+        return await self.work(is_big, lambda: bodies.parse(data)), is_big
+
+    async def work(self, is_big: bool, make: Callable[[], Made]) -> Made:
+        """What `make` returns; beside the event loop if it may take long."""
+        return await asyncio.to_thread(make) if is_big else make()
+
+    def check(self, body: Mapping[str, Any], own: Iterable[str], request: Request) -> None:
+        """Raise ApiError or RequestError for a model that is not here, and (strict) for an unknown field."""
+        name = fields.text(body, "model")
+        if name is not None and name not in self.names:
+            raise ApiError(404, f"model {shown(name)} is not here; this server has {', '.join(self.names)}", "model",
+                           "model_not_found")  # fmt: skip
+        ignored = fields.unknown(body, own)
+        if ignored and self.options.strict_fields:
+            raise RequestError(f"unknown field {shown(ignored[0])}; leave it out (this server is strict about fields)")
+        if ignored:
+            request.state.notes["ignored_fields"] = [shown(one) for one in ignored[:8]]
+
+    def ids(self, body: Mapping[str, Any], request: Request, prefix: str) -> tuple[str, tuple[str, ...]]:
+        """(the id of an answer, the names under which `/abort` finds it: of this caller only)."""
+        name = fields.text(body, "request_id") or request.state.request_id
+        if len(name) > MAX_ID_CHARACTERS:
+            raise RequestError(f"request_id has {len(name)} characters; it must have at most {MAX_ID_CHARACTERS}")
+        answer_id = f"{prefix}-{secrets.token_hex(12)}"
+        return answer_id, (f"{request.state.caller}/{name}", f"{request.state.caller}/{answer_id}")
+
+    def check_count(self, count: int) -> None:
+        """Raise RequestError for too many answers to one request."""
+        if count > self.options.max_choices:
+            raise RequestError(
+                f"n is too large: the request asks for {count} answers, at most {self.options.max_choices} are given "
+                "(--max-choices)"
+            )
+
+    def answer(self, exchange: Exchange, writer: Writer, *, is_stream: bool) -> AnswerResponse:
+        """The response that waits for the engine."""
+        return AnswerResponse(exchange, writer, is_stream=is_stream, seconds=self.options.request_seconds)
+
+
+def fitting(params: SamplingParams, builder: RequestBuilder, num_prompt_tokens: int) -> SamplingParams:
+    """With `max_tokens` lowered to what fits behind the prompt."""
+    room = max(1, builder.max_model_len - num_prompt_tokens)
+    return params if params.max_tokens is None else dataclasses.replace(params, max_tokens=min(params.max_tokens, room))
