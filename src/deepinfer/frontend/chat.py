@@ -17,6 +17,7 @@ import deepseek_recipe as recipe
 
 from deepinfer.errors import ModelError, RequestError
 from deepinfer.frontend.answer import AnswerParser
+from deepinfer.frontend.protocol_answers import ProtocolAnswers
 from deepinfer.frontend.stops import StopStrings
 from deepinfer.frontend.tool_choice import Demand, Protocol, split_demand
 from deepinfer.sampling.params import SamplingParams
@@ -44,12 +45,13 @@ MODEL_NAME = "deepinfer"  # the recipe picks the prompt format by name; every mo
 class ChatPrompt:
     """An encoded conversation. token_ids: the prompt up to where the answer begins.
 
-    demand: the answer must call a tool.
+    demand: the answer must call a tool. answers: makes the events of the protocol's answer.
     """
 
     token_ids: list[int]
     conversion: recipe.ConversationRequest
     demand: Demand | None = None
+    answers: ProtocolAnswers | None = None
 
     @property
     def is_thinking(self) -> bool:
@@ -162,19 +164,25 @@ class ChatEncoder:
         return self._encode(fields, protocol)
 
     @cached_property
-    def _encoding(self) -> recipe.DeepseekV41Encoding:
+    def tokenizer(self) -> recipe.Tokenizer:
+        """The recipe's own view of the tokenizer. Raises ModelError for a file that it cannot read."""
         try:
-            tokenizer = recipe.Tokenizer.from_file(str(self._tokenizer_file))
+            return recipe.Tokenizer.from_file(str(self._tokenizer_file))
         except (ValueError, RuntimeError, OSError) as error:
             raise ModelError(f"{self._tokenizer_file} cannot be read as a tokenizer ({error})") from None
-        return recipe.DeepseekV41Encoding().with_tokenizer(tokenizer)
+
+    @cached_property
+    def _encoding(self) -> recipe.DeepseekV41Encoding:
+        return recipe.DeepseekV41Encoding().with_tokenizer(self.tokenizer)
 
     def _encode(self, body: dict[str, Any], protocol: Protocol = "chat") -> ChatPrompt:
         try:
-            body, demand = split_demand(body, protocol)
-            conversion = REQUESTS[protocol]({**body, "model": MODEL_NAME}).convert(self._options)
+            given = {**body, "model": MODEL_NAME}
+            plain, demand = split_demand(given, protocol)
+            conversion = REQUESTS[protocol](plain).convert(self._options)
             _refuse_images(conversion.conversation)
-            return ChatPrompt(self._encoding.encode(conversion.conversation), conversion, demand)
+            answers = None if protocol == "chat" else ProtocolAnswers.of(protocol, given, conversion, self._options)
+            return ChatPrompt(self._encoding.encode(conversion.conversation), conversion, demand, answers)
         except recipe.ConversionError as error:
             raise RequestError(f"chat request refused: {error}") from None
         except UnicodeEncodeError:

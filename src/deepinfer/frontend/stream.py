@@ -75,13 +75,18 @@ class RequestStream:
         return len(self._token_ids)
 
     @property
+    def token_ids(self) -> list[int]:
+        """The answer so far, tokens that may still be cut included."""
+        return self._token_ids
+
+    @property
     def num_cached_tokens(self) -> int:
         """Prompt tokens that the engine did not have to compute, once it has finished the request."""
         return 0 if self._finished is None else self._finished.num_cached_tokens
 
-    def num_tokens_until(self, token_id: int) -> int:
-        """Tokens of the answer up to the first one with this id, itself included; all of them if none has it."""
-        return self._token_ids.index(token_id) + 1 if token_id in self._token_ids else len(self._token_ids)
+    def num_tokens_before(self, token_id: int) -> int:
+        """Tokens of the answer before the first one with this id; all of them if none has it."""
+        return self._token_ids.index(token_id) if token_id in self._token_ids else len(self._token_ids)
 
     @property
     def refusal(self) -> str | None:

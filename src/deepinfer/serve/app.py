@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from deepinfer.serve import chat, completions, info, tokens
+from deepinfer.serve import chat, completions, info, messages, responses, tokens
 from deepinfer.serve.errors import ApiError
 from deepinfer.serve.gate import Gate
 from deepinfer.serve.service import Service
@@ -18,6 +18,12 @@ from deepinfer.serve.service import Service
 ROUTES = (
     ("POST", "/v1/chat/completions", chat.create),
     ("POST", "/v1/completions", completions.create),
+    ("POST", "/v1/messages", messages.create),
+    ("POST", "/v1/messages/count_tokens", messages.count_tokens),
+    ("POST", "/v1/responses", responses.create),
+    ("GET", "/v1/responses/{response_id}", responses.retrieve),
+    ("POST", "/v1/responses/{response_id}/cancel", responses.cancel),
+    ("DELETE", "/v1/responses/{response_id}", responses.delete),
     ("GET", "/v1/models", info.models),
     ("GET", "/v1/models/{name:path}", info.model),
     ("POST", "/tokenize", tokens.tokenize),

@@ -30,7 +30,7 @@ async def create(request: Request) -> Response:
     service: Service = request.app.state.service
     body, is_big = await service.read(request)
     service.check(body, OWN, request)
-    chat_id, known_as = service.ids(body, request, "chatcmpl")
+    chat_id, known_as = service.ids(body, request, "chatcmpl-")
     prompt, streams = await service.work(is_big, lambda: _streams(service, body))
     is_stream = fields.switch(body, "stream")
     options = fields.mapping(body, "stream_options")
@@ -47,8 +47,8 @@ async def create(request: Request) -> Response:
 
 def encode(service: Service, body: Mapping[str, Any]) -> ChatPrompt:
     """The prompt of a chat body, with this server's defaults. Raises RequestError."""
-    return service.chats.encode_body(
-        with_thinking(body, service), continue_final_message=fields.switch(body, "continue_final_message")
+    return service.encode(
+        with_thinking(body, service), "chat", continue_final_message=fields.switch(body, "continue_final_message")
     )
 
 

@@ -50,7 +50,7 @@ class Gate:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 own = MutableHeaders(raw=message["headers"])
-                own["x-request-id"] = request_id
+                own["x-request-id"] = own["request-id"] = request_id  # the second is Anthropic's name
                 own["x-content-type-options"] = "nosniff"
                 message["headers"] = own.raw
             await send(message)

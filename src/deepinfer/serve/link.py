@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from deepinfer import log
 from deepinfer.engine.stats import EngineStats
 from deepinfer.engine.wire import Command, Finish, Ready, Refused, Steps, Submit
 from deepinfer.errors import EngineDeadError, QueueFullError, RequestError
+from deepinfer.frontend.known_answers import KnownAnswers
 from deepinfer.frontend.outputs import OutputDelta
 from deepinfer.frontend.stream import RequestStream
 from deepinfer.messages import Finished, FinishReason, StepOutput
 from deepinfer.serve.errors import ApiError
 from deepinfer.serve.metrics import Metrics
+
+logger = log.get(__name__)
+
+ENGINE_NAME = re.compile(r"^request '[^']*'")  # means nothing to a client
 
 
 class Exchange:
@@ -27,6 +34,7 @@ class Exchange:
     def __init__(self, link: Link, streams: Sequence[RequestStream], known_as: tuple[str, ...]) -> None:
         self.streams, self.known_as = streams, known_as
         self.failure: Exception | None = None
+        self.is_closed = False
         self.num_open = len(streams)
         self._link = link
         self.news = asyncio.Event()
@@ -62,7 +70,16 @@ class Exchange:
 
     def close(self) -> None:
         """End in the engine what has not ended."""
+        self.is_closed = True
         self._link.remove(self)
+
+
+def _broken(error: str) -> ApiError:
+    """An answer that the engine ended: the model is broken, or the request's own parameters leave no way on."""
+    told = ENGINE_NAME.sub("the answer", error)
+    if "no finite logit" in error:
+        return ApiError(500, told, code="model_error")
+    return ApiError(400, told, code="no_way_on")
 
 
 @dataclass(slots=True)
@@ -75,13 +92,13 @@ class _Entry:
 class Link:
     """Passes requests down and outputs up, whatever process the engine is in.
 
-    capacity: requests that may be in the engine, running and waiting.
+    known: gets the answers that ended by themselves. capacity: requests that may be in the engine, running and waiting.
     limits: what the engine said of itself when it was last ready.
     stats: the engine's counters after its last step.
     """
 
-    def __init__(self, metrics: Metrics, capacity: int) -> None:
-        self._metrics, self._capacity = metrics, capacity
+    def __init__(self, metrics: Metrics, known: KnownAnswers, capacity: int) -> None:
+        self._metrics, self._known, self._capacity = metrics, known, capacity
         self.limits: Ready | None = None
         self.stats: EngineStats | None = None
         self._send: Callable[[Command], None] | None = None  # None while there is no engine
@@ -177,7 +194,12 @@ class Link:
             if entry is None:  # its client left
                 continue
             stream = entry.stream
-            stream.add_line(output, line)
+            try:
+                stream.add_line(output, line)
+            except Exception as error:  # that request's alone
+                logger.exception("an answer cannot be read")
+                entry.exchange.fail(error)
+                continue
             self._metrics.token(stream.request, entry.last_token, now)
             entry.last_token = now
             if stream.wants_stop:
@@ -189,6 +211,8 @@ class Link:
         if entry is None:
             return
         entry.stream.finish(ended)
+        if ended.reason == "stop":
+            self._known.add(entry.stream.request.token_ids, entry.stream.token_ids)
         self._metrics.finished(entry.stream.finish_reason or ended.reason, entry.stream.request, ended)
         exchange = entry.exchange
         exchange.num_open -= 1
@@ -196,7 +220,7 @@ class Link:
         if refusal is not None:
             exchange.fail(RequestError(refusal))
         elif ended.reason == "error":
-            exchange.fail(ApiError(500, ended.error or "the model gave no finite numbers", code="model_error"))
+            exchange.fail(_broken(ended.error or ""))
         else:
             exchange.news.set()
 

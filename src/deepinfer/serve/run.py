@@ -19,6 +19,7 @@ from deepinfer.engine.wire import Start
 from deepinfer.errors import ConfigError
 from deepinfer.frontend.chat import ChatEncoder
 from deepinfer.frontend.defaults import default_params
+from deepinfer.frontend.known_answers import KnownAnswers
 from deepinfer.frontend.tokenizer import NoTokenizer, Tokenizer
 from deepinfer.serve.app import build_app
 from deepinfer.serve.link import Link
@@ -54,13 +55,15 @@ def build_service(config: EngineConfig, options: ServeOptions, *, log_level: str
     tokenizer = NoTokenizer() if is_dummy else Tokenizer(folder)
     names = options.served_model_name or (_name(config, folder),)
     metrics = Metrics(names[0])
-    link = Link(metrics, config.scheduler.max_num_requests + config.scheduler.max_queue)
+    known = KnownAnswers(tokenizer)
+    link = Link(metrics, known, config.scheduler.max_num_requests + config.scheduler.max_queue)
     start = Start(config, folder, tuple(tokenizer.eos_ids) or None, log_level, options.log_json)
     return Service(
         options=options,
         names=names,
         tokenizer=tokenizer,
         chats=ChatEncoder(folder / "tokenizer.json", default_thinking=options.default_thinking),
+        known=known,
         defaults=default_params(folder),
         link=link,
         supervisor=Supervisor(start, link),

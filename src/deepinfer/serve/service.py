@@ -14,10 +14,12 @@ from starlette.requests import Request
 from deepinfer import log
 from deepinfer.config.serve import ServeOptions
 from deepinfer.errors import EngineDeadError, RequestError, shown
-from deepinfer.frontend.chat import ChatEncoder
+from deepinfer.frontend.chat import ChatEncoder, ChatPrompt
+from deepinfer.frontend.known_answers import KnownAnswers
 from deepinfer.frontend.prompt import RequestBuilder
 from deepinfer.frontend.request_ids import MAX_ID_CHARACTERS
 from deepinfer.frontend.tokenizer import NoTokenizer, Tokenizer
+from deepinfer.frontend.tool_choice import Protocol
 from deepinfer.sampling.params import SamplingParams
 from deepinfer.serve import body as bodies
 from deepinfer.serve import fields
@@ -25,6 +27,7 @@ from deepinfer.serve.answer import AnswerResponse, Writer
 from deepinfer.serve.errors import ApiError
 from deepinfer.serve.link import Exchange, Link
 from deepinfer.serve.metrics import Metrics
+from deepinfer.serve.response_store import ResponseStore
 from deepinfer.serve.supervisor import Supervisor
 
 logger = log.get(__name__)
@@ -36,21 +39,22 @@ Made = TypeVar("Made")
 class Service:
     """The engine, the model's tokenizer and chat format, and the settings.
 
-    names: that requests may use for the model. defaults: sampling parameters that the model recommends.
-    started: seconds since 1970.
+    names: that requests may use for the model. known: earlier answers, token for token.
+    defaults: sampling parameters that the model recommends. started: seconds since 1970.
     """
 
     options: ServeOptions
     names: tuple[str, ...]
     tokenizer: Tokenizer | NoTokenizer
     chats: ChatEncoder
+    known: KnownAnswers
     defaults: SamplingParams
     link: Link
     supervisor: Supervisor
     metrics: Metrics
     started: int
     is_draining: bool = False
-    responses: dict[str, Any] = field(default_factory=dict)
+    responses: ResponseStore = field(default_factory=ResponseStore)
 
     @property
     def builder(self) -> RequestBuilder:
@@ -59,6 +63,11 @@ class Service:
         if limits is None:
             raise EngineDeadError("the engine is not running")
         return RequestBuilder(self.tokenizer, limits.vocab_size, limits.max_model_len, limits.num_cache_tokens)
+
+    def encode(self, body: Mapping[str, Any], protocol: Protocol, **options: Any) -> ChatPrompt:
+        """The prompt of a conversation; earlier answers in it have the tokens that they were made of."""
+        prompt = self.chats.encode_body(body, protocol, **options)
+        return dataclasses.replace(prompt, token_ids=self.known.restored(prompt.token_ids))
 
     async def read(self, request: Request) -> tuple[dict[str, Any], bool]:
         """The body of a request, and whether it is big. Raises ApiError."""
@@ -87,7 +96,7 @@ class Service:
         name = fields.text(body, "request_id") or request.state.request_id
         if len(name) > MAX_ID_CHARACTERS:
             raise RequestError(f"request_id has {len(name)} characters; it must have at most {MAX_ID_CHARACTERS}")
-        answer_id = f"{prefix}-{secrets.token_hex(12)}"
+        answer_id = f"{prefix}{secrets.token_hex(12)}"
         return answer_id, (f"{request.state.caller}/{name}", f"{request.state.caller}/{answer_id}")
 
     def check_count(self, count: int) -> None:

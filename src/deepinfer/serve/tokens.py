@@ -67,7 +67,7 @@ async def generate(request: Request) -> Response:
     service: Service = request.app.state.service
     body, is_big = await service.read(request)
     service.check(body, GENERATE, request)
-    answer_id, known_as = service.ids(body, request, "gen")
+    answer_id, known_as = service.ids(body, request, "gen-")
     streams = await service.work(is_big, lambda: _streams(service, body, answer_id))
     writer = GenerateWriter(streams)
     exchange = service.link.open(streams, known_as)

@@ -23,6 +23,6 @@ def usage(streams: Sequence[RequestStream], think_end_id: int | None = None) -> 
         "prompt_tokens_details": {"cached_tokens": sum(stream.num_cached_tokens for stream in prompts)},
     }
     if think_end_id is not None:
-        reasoning = sum(stream.num_tokens_until(think_end_id) for stream in streams)
+        reasoning = sum(stream.num_tokens_before(think_end_id) for stream in streams)
         result["completion_tokens_details"] = {"reasoning_tokens": reasoning}
     return result
