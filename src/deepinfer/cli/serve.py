@@ -41,7 +41,10 @@ def add_command(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal ends it."""
-    from deepinfer.serve.run import serve
+    try:
+        from deepinfer.serve.run import serve
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"the server needs the package {error.name}; pip install 'deepinfer[serve]'") from None
 
     declared = fields.read_options(ServeOptions)
     from_file = {} if args.config is None else read_config(args.config)
