@@ -18,7 +18,6 @@ from deepinfer.cli.serve import read_config, resolve_aliases
 from deepinfer.errors import ConfigError
 from serve_client import PATIENCE, wait_until
 
-
 SOURCE = Path(deepinfer.__file__).parents[1]
 
 
