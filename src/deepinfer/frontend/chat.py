@@ -189,7 +189,7 @@ class ChatEncoder:
             raise RequestError(
                 "chat request holds a lone surrogate and has no UTF-8 form; remove it or replace it with U+FFFD"
             ) from None
-        except (TypeError, ValueError, RuntimeError) as error:
+        except (TypeError, ValueError, RuntimeError, OverflowError) as error:
             if isinstance(error, RequestError | ModelError):
                 raise
             raise RequestError(f"chat request refused: {error}") from None

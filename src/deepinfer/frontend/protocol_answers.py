@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import deepseek_recipe as recipe
 
+from deepinfer.errors import RequestError
 from deepinfer.frontend.stream import RequestStream
 from deepinfer.frontend.tokenizer import NoTokenizer, Tokenizer
 from deepinfer.messages import Finished, GenerateRequest
@@ -56,7 +57,10 @@ class ProtocolAnswers:
             if self.echo is not None:
                 generator = generator.with_echo(self.echo)
         options = self.conversion.parsing_options
-        options.stop_sequences = list(stops)
+        try:
+            options.stop_sequences = list(stops)
+        except UnicodeEncodeError:
+            raise RequestError("stop holds a lone surrogate and has no UTF-8 form; remove it") from None
         options.parse_json_output = False  # a grammar leaves no text around the JSON
         return recipe.StreamProcessor(generator, options, tokenizer)
 
