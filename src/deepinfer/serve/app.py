@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from deepinfer.serve import chat, completions, info, messages, responses, tokens
+from deepinfer.serve import chat, completions, info, messages, page, responses, tokens
 from deepinfer.serve.errors import ApiError
 from deepinfer.serve.gate import Gate
 from deepinfer.serve.service import Service
@@ -30,6 +30,8 @@ ROUTES = (
     ("POST", "/detokenize", tokens.detokenize),
     ("POST", "/generate", tokens.generate),
     ("POST", "/abort", tokens.abort),
+    ("GET", "/", page.index),
+    ("GET", "/page/{name}", page.part),
     ("GET", "/health", info.health),
     ("GET", "/ready", info.ready),
     ("GET", "/version", info.version),
