@@ -49,7 +49,19 @@ def value(depth: int = 0) -> Any:
             return random.choice([0, -1, 1, 2, 0.5, -0.0, 1e308, 2**31, 2**63, 2**64, 10**400, -(10**30), 1e-320, 7])
         case "text":
             return random.choice(
-                ["", "a", "\x00", "\ud800", "😀" * 50, "x" * 5000, "<｜User｜>", "user", "auto", "required", "json_schema"]
+                [
+                    "",
+                    "a",
+                    "\x00",
+                    "\ud800",
+                    "😀" * 50,
+                    "x" * 5000,
+                    "<｜User｜>",
+                    "user",
+                    "auto",
+                    "required",
+                    "json_schema",
+                ]
             )
         case "word":
             return random.choice([None, True, False])

@@ -10,8 +10,8 @@ from starlette.responses import Response
 
 from deepinfer.serve.errors import ApiError
 
-FILES = {"index.html": "text/html", "page.css": "text/css", "client.js": "text/javascript", "chat.js": "text/javascript",
-         "live.js": "text/javascript"}  # fmt: skip
+SCRIPT = "text/javascript"
+FILES = {"index.html": "text/html", "page.css": "text/css", "client.js": SCRIPT, "chat.js": SCRIPT, "live.js": SCRIPT}
 HEADERS = {
     "content-security-policy": "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'",
     "referrer-policy": "no-referrer",
