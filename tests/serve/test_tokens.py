@@ -6,6 +6,8 @@ import threading
 import openai
 import pytest
 
+from deepinfer.sampling.params import declared
+from deepinfer.serve.app import ROUTES
 from serve_client import wait_until
 
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -106,3 +108,13 @@ def test_metrics_count_under_both_names(server):
 def test_an_unknown_path_or_method_has_a_structured_body(server, method, path, status):
     response = server.http.request(method, path)
     assert response.status_code == status and response.json()["error"]["message"].startswith(f"{method} {path}")
+
+
+def test_the_openapi_document_has_every_endpoint_and_parameter(server):
+    document = server.http.get("/openapi.json").json()
+    assert document["openapi"].startswith("3.1")
+    missing = [path for _, path, _ in ROUTES if path.startswith("/v1/") and path not in document["paths"]]
+    assert missing == ["/v1/models/{name:path}"]
+    schema = document["paths"]["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert {spec.name for spec in declared()} <= set(schema["properties"])
+    assert schema["properties"]["temperature"]["anyOf"][0] == {"type": "number", "minimum": 0.0, "maximum": 100.0}

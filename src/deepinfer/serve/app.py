@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from deepinfer.serve import chat, completions, info, messages, page, responses, tokens
+from deepinfer.serve import chat, completions, info, messages, openapi, page, responses, tokens
 from deepinfer.serve.errors import ApiError
 from deepinfer.serve.gate import Gate
 from deepinfer.serve.service import Service
@@ -32,6 +32,7 @@ ROUTES = (
     ("POST", "/abort", tokens.abort),
     ("GET", "/", page.index),
     ("GET", "/page/{name}", page.part),
+    ("GET", "/openapi.json", openapi.document),
     ("GET", "/health", info.health),
     ("GET", "/ready", info.ready),
     ("GET", "/version", info.version),
