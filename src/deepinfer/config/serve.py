@@ -33,11 +33,10 @@ class ServeOptions:
     default_effort: Effort | None = option(None, "how much to think, where a request does not say")
     stop_in_thinking: bool = option(False, "stop strings of a chat also end its thinking")
     strict_fields: bool = option(False, "refuse a request with an unknown field, instead of a note in the log")
-    log_contents: bool = option(False, "put prompts and answers into the request log")
     log_json: bool = option(False, "write the log as one JSON object a line")
 
     def __post_init__(self) -> None:
-        for name in ("default_thinking", "stop_in_thinking", "strict_fields", "log_contents", "log_json"):
+        for name in ("default_thinking", "stop_in_thinking", "strict_fields", "log_json"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} is {shown(getattr(self, name))}; it must be true or false")
         for name, low, high in (("port", 0, MAX_PORT), ("max_body_bytes", 1024, 2**31), ("max_choices", 1, 4096)):
