@@ -100,7 +100,7 @@ def fuzz(server: Server, count: int) -> bool:
                 data = b'{"prompt": "' + b"x" * 100_000_000 + b'"}'
             try:
                 response = client.post(path, content=data)
-            except httpx.WriteError:  # refused before all of it was sent
+            except (httpx.WriteError, httpx.ReadError):  # refused before all of it was sent
                 statuses[413] += 1
                 continue
             statuses[response.status_code] += 1
@@ -143,7 +143,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     random.seed(args.seed)
-    with running() as server:
+    with running("--max-model-len", "2048", "--request-seconds", "100") as server:
         results = [fuzz(server, args.bodies), drop(server, args.drops)]
     return 0 if all(results) else 1
 

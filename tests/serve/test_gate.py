@@ -5,18 +5,22 @@ import logging
 import sys
 
 from deepinfer.log import JsonLines
+from serve_client import wait_until
 
 HELLO = {"messages": [{"role": "user", "content": "a secret"}], "max_tokens": 2}
 
 
-def lines(caplog):
-    return [record for record in caplog.records if record.name == "deepinfer.serve.gate"]
+def line_of(caplog):
+    """The record of the one request; it is written after the answer."""
+    wait_until(lambda: any(record.name == "deepinfer.serve.gate" for record in caplog.records))
+    (record,) = (record for record in caplog.records if record.name == "deepinfer.serve.gate")
+    return record
 
 
 def test_a_request_leaves_a_line_without_its_contents(server, caplog):
     caplog.set_level(logging.INFO, "deepinfer.serve.gate")
     server.http.post("/v1/chat/completions", json={**HELLO, "tempratur": 3}, headers={"x-request-id": "mine"})
-    (record,) = lines(caplog)
+    record = line_of(caplog)
     line = json.loads(JsonLines().format(record))
     assert line["request_id"] == "mine" and line["status"] == 200 and line["path"] == "/v1/chat/completions"
     assert line["ignored_fields"] == ["'tempratur'"] and line["level"] == "info" and line["seconds"] > 0
@@ -26,7 +30,7 @@ def test_a_request_leaves_a_line_without_its_contents(server, caplog):
 def test_a_path_cannot_forge_a_line(server, caplog):
     caplog.set_level(logging.INFO, "deepinfer.serve.gate")
     server.http.get("/a%0Ab")
-    (record,) = lines(caplog)
+    record = line_of(caplog)
     assert "\n" not in record.getMessage() and "/a\\nb" in record.getMessage()
 
 
