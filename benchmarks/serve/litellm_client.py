@@ -1,6 +1,6 @@
 """LiteLLM as a third client: chat, stream, tools and an error against a running server.
 
-    pip install litellm && python benchmarks/serve/litellm_client.py --url http://127.0.0.1:8000
+pip install litellm && python benchmarks/serve/litellm_client.py --url http://127.0.0.1:8000
 """
 
 from __future__ import annotations

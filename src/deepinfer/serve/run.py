@@ -95,6 +95,7 @@ def serve(config: EngineConfig, options: ServeOptions, *, log_level: str = "info
 async def _serve(service: Service, keys: tuple[str, ...]) -> int:
     with _listen(service.options) as listener:
         await service.supervisor.start()
+        listener.listen(BACKLOG)  # from here on clients can connect
         server = Server(uvicorn_config(service, keys), service)
         host, port = listener.getsockname()[:2]
         logger.info("listening on http://%s:%d (%s)", host, port, ", ".join(service.names))
