@@ -60,7 +60,7 @@ def test_a_first_sigterm_drains(start):
     process = start("--max-num-seqs", "4", "--log-json")
     assert any("--max-num-seqs is --max-num-requests here" in line for line in process.lines)
     assert json.loads(process.lines[-1])["level"] == "info"
-    body = {"prompt": [5], "max_tokens": 4000, "ignore_eos": True, "stream": True}
+    body = {"prompt": [5], "max_tokens": 1500, "ignore_eos": True, "stream": True}
     with httpx.stream("POST", process.url + "/v1/completions", json=body, timeout=PATIENCE) as response:
         lines = response.iter_lines()
         next(lines)

@@ -54,6 +54,7 @@ class Service:
     metrics: Metrics
     started: int
     is_draining: bool = False
+    budget: bodies.Budget = field(default_factory=lambda: bodies.Budget(bodies.MAX_TOTAL_BYTES))
     responses: ResponseStore = field(default_factory=ResponseStore)
 
     @property
@@ -71,9 +72,12 @@ class Service:
 
     async def read(self, request: Request) -> tuple[dict[str, Any], bool]:
         """The body of a request, and whether it is big. Raises ApiError."""
-        data = await bodies.read_bytes(request, self.options.max_body_bytes)
+        data = await bodies.read_bytes(request, self.options.max_body_bytes, self.budget)
         is_big = len(data) >= bodies.BIG_BYTES
-        return await self.work(is_big, lambda: bodies.parse(data)), is_big
+        try:
+            return await self.work(is_big, lambda: bodies.parse(data)), is_big
+        finally:
+            self.budget.give(len(data))
 
     async def work(self, is_big: bool, make: Callable[[], Made]) -> Made:
         """What `make` returns; beside the event loop if it may take long."""
