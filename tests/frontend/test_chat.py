@@ -70,9 +70,30 @@ def test_tool_calls_and_results_are_taken(encoder, tokenizer):
     assert text.endswith("<｜User｜><tool_result>42</tool_result><｜Assistant｜></think>")
 
 
-def test_a_required_tool_choice_opens_the_call(encoder, tokenizer):
-    ids = encoder.encode([USER], tools=[TOOL], tool_choice="required", thinking=False).token_ids
-    assert tokenizer.decode(ids).endswith("</think>\n\n<｜DSML｜ calls>\n")
+@pytest.mark.parametrize("thinking", [False, True])
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}])
+def test_a_demanded_call_leaves_the_prompt_as_it_is_and_gives_a_grammar(encoder, thinking, choice):
+    free = encoder.encode([USER], tools=[TOOL], thinking=thinking)
+    demanded = encoder.encode([USER], tools=[TOOL], tool_choice=choice, thinking=thinking)
+    assert demanded.token_ids == free.token_ids
+    assert free.constrained(SamplingParams(), THINK_END).constraint is None
+    constraint = demanded.constrained(SamplingParams(), THINK_END).constraint
+    assert constraint.trigger == ((THINK_END,) if thinking else ())
+    assert constraint.grammar.kind == "structural_tag" and 'invoke name=\\"f\\"' in constraint.grammar.text
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "tool_choice demands a call, but the tools of the request are: none"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}}, "demands 'g', but"),
+        ({"tools": [TOOL], "response_format": {"type": "regex", "regex": "a"}}, "response_format is set and"),
+    ],
+)
+def test_a_demand_that_cannot_be_met_is_refused(encoder, options, message):
+    prompt = encoder.encode([USER], **{"tool_choice": "required"} | options)
+    with pytest.raises(RequestError, match=message):
+        prompt.constrained(SamplingParams(), THINK_END)
 
 
 def test_response_formats_reach_the_prompt(encoder, tokenizer):
@@ -118,7 +139,6 @@ def test_any_model_name_and_sampling_fields_are_left_aside(encoder):
         ([USER], {"effort": "max", "thinking": False}, "effort is 'max' but thinking is off"),
         ([USER], {"tools": "f"}, 'invalid type: string "f", expected a sequence'),
         ([USER], {"tools": [{"type": "function"}]}, "missing field `function`"),
-        ([USER], {"tools": [TOOL], "tool_choice": "required"}, "Thinking mode does not support this tool_choice"),
         ([USER], {"response_format": {"type": "xml"}}, "unknown variant `xml`"),
         ([USER], {"response_format": {"type": "json_object"}}, "Prompt must contain the word 'json'"),
         ([USER], {"continue_final_message": True}, "the last message has role 'user'; it must be assistant"),

@@ -5,6 +5,7 @@ import pytest
 
 from deepinfer.frontend.chat import ChatEncoder
 from deepinfer.frontend.chat_stream import ChatStream
+from deepinfer.frontend.stops import StopStrings
 from deepinfer.messages import Finished, GenerateRequest, RequestTimes
 from deepinfer.sampling.params import SamplingParams
 
@@ -80,3 +81,32 @@ def test_reference_tool_calls_of_the_skills_file_parse(nano, encoder, tokenizer)
         assert f'invoke name="{call.name}"' in record["completion"]
         num_calls += 1
     assert num_calls == 40
+
+
+@pytest.mark.parametrize("takes", [True, False])
+def test_stop_strings_of_the_content_leave_thinking_and_markup_alone(encoder, tokenizer, takes):
+    prompt = encoder.encode_body(THINKING)
+    request = GenerateRequest("r", np.array(prompt.token_ids, np.int32), SamplingParams(seed=0), 0.0)
+    stream = ChatStream(request, tokenizer, prompt.parser(StopStrings(["STOP", "zz"])))
+    ids, deltas = tokenizer.encode("I must not STOP.</think>ab STOP cd"), []
+    while not stream.wants_stop:
+        stream.add(ids.pop(0))
+        deltas += [stream.take()] if takes else []
+    stream.add(ids.pop(0))  # one that was on its way
+    stream.finish(Finished("r", "abort", TIMES))
+    output = stream.output()
+    deltas = [delta for delta in [*deltas, stream.take()] if delta]
+    assert (output.reasoning, output.content) == ("I must not STOP.", "ab ")
+    assert (output.finish_reason, output.stop_reason) == ("stop", "STOP")
+    assert "".join(delta.answer.content for delta in deltas) == "ab "
+    assert tokenizer.decode(output.token_ids).endswith("STOP")
+
+
+def test_text_held_back_for_a_stop_string_comes_at_the_end(encoder, tokenizer):
+    prompt = encoder.encode_body({**THINKING, "thinking": {"type": "disabled"}})
+    request = GenerateRequest("r", np.array(prompt.token_ids, np.int32), SamplingParams(seed=0), 0.0)
+    stream = ChatStream(request, tokenizer, prompt.parser(StopStrings(["STOP"])))
+    for token_id in tokenizer.encode("ab ST"):
+        stream.add(token_id)
+    stream.finish(Finished("r", "length", TIMES))
+    assert stream.output().content == "ab ST" and stream.output().finish_reason == "length"

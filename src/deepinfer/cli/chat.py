@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from deepinfer.cli.common import add_engine_flags, add_sampling_flags, merge_params, open_llm, sampling_flags
+from deepinfer.cli.common import add_engine_flags, add_sampling_flags, open_llm, sampling_flags
 from deepinfer.cli.screen import Screen
 from deepinfer.errors import ConfigError, RequestError
 from deepinfer.images.decode import ImageLimits
 from deepinfer.images.sources import image_bytes
-from deepinfer.sampling.params import SamplingParams
+from deepinfer.sampling.params import SamplingParams, merge_params
 
 if TYPE_CHECKING:
     from deepinfer.llm import LLM

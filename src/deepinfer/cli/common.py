@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -48,17 +47,6 @@ def engine_options(args: argparse.Namespace) -> dict[str, Any]:
 def sampling_flags(args: argparse.Namespace) -> dict[str, Any]:
     """The sampling parameters that were given as flags."""
     return flags.given(args, fields.read_options(SamplingParams))
-
-
-def merge_params(defaults: SamplingParams, *layers: Mapping[str, Any]) -> SamplingParams:
-    """Parameters from defaults and named values, later ones first; raises RequestError like SamplingParams."""
-    values: dict[str, Any] = {spec.name: getattr(defaults, spec.name) for spec in dataclasses.fields(defaults)}
-    for layer in layers:
-        for spec in dataclasses.fields(defaults):
-            if any(name in layer for name in spec.metadata["names"]):
-                del values[spec.name]
-        values.update(layer)
-    return SamplingParams.from_mapping(values)
 
 
 def open_llm(args: argparse.Namespace, **options: Any) -> LLM:

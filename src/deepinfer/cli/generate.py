@@ -12,7 +12,6 @@ from deepinfer.cli import jobs
 from deepinfer.cli.common import (
     add_engine_flags,
     add_sampling_flags,
-    merge_params,
     open_llm,
     read_text,
     sampling_flags,
@@ -20,7 +19,7 @@ from deepinfer.cli.common import (
 from deepinfer.cli.jobs import Job
 from deepinfer.errors import ConfigError
 from deepinfer.frontend.outputs import ChatOutput, RequestOutput
-from deepinfer.sampling.params import SamplingParams
+from deepinfer.sampling.params import SamplingParams, merge_params
 
 
 def add_command(commands: Any) -> None:

@@ -7,10 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from deepinfer.cli.common import merge_params
 from deepinfer.errors import RequestError
 from deepinfer.frontend.outputs import RequestOutput
-from deepinfer.sampling.params import SamplingParams
+from deepinfer.sampling.params import SamplingParams, merge_params
 
 if TYPE_CHECKING:
     from deepinfer.llm import LLM

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from deepinfer.__about__ import __version__
-from deepinfer.cli import bench, chat, check, eval, generate, info, options
+from deepinfer.cli import bench, chat, check, eval, generate, info, options, serve
 from deepinfer.config.flags import Parser
 from deepinfer.errors import DeepInferError
 
@@ -21,7 +21,7 @@ def build_parser() -> Parser:
     parser = Parser(prog="deepinfer", description="Inference engine for DeepSeek-V4.1.")
     parser.add_argument("--version", action="version", version=f"deepinfer {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (chat, generate, info, bench, eval, check, options):
+    for command in (chat, generate, serve, info, bench, eval, check, options):
         command.add_command(commands)
     return parser
 
@@ -29,6 +29,7 @@ def build_parser() -> Parser:
 def main(words: Sequence[str] | None = None) -> int:
     """Run one command; `words` are the arguments, those of the process by default. Returns the exit code."""
     try:
+        words = serve.resolve_aliases(sys.argv[1:] if words is None else words)
         args = build_parser().parse_args(words)
         code: int = args.run(args)
         sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""`deepinfer options`: every option of the engine and of sampling, as the Markdown page of the docs."""
+"""`deepinfer options`: every option of the engine, the server and sampling, as the Markdown page of the docs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 from deepinfer.config import fields
 from deepinfer.config.docs import options_page
 from deepinfer.config.engine import EngineConfig
+from deepinfer.config.serve import ServeOptions
 from deepinfer.sampling.params import SamplingParams
 
 
@@ -18,5 +19,11 @@ def add_command(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    print(options_page(fields.read_groups(EngineConfig), fields.read_options(SamplingParams)), end="")
+    print(page(), end="")
     return 0
+
+
+def page() -> str:
+    """The whole page."""
+    groups = fields.read_groups(EngineConfig) | {str(ServeOptions.__doc__): fields.read_options(ServeOptions)}
+    return options_page(groups, fields.read_options(SamplingParams))

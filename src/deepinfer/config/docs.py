@@ -12,7 +12,8 @@ HEAD = """# Options
 Made by `deepinfer options` from the declared fields; do not edit by hand.
 
 An engine option is an argument of `LLM(...)` under its own name, a flag of every command that loads
-a model, and a variable. An argument or flag goes before a variable, a variable before the default.
+a model, and a variable; an option of the server is a flag of `deepinfer serve`, a line of its `--config` file, and a
+variable. An argument or flag goes before a variable, a variable before the default.
 Unknown names are errors. A sampling parameter is a field of `SamplingParams` and a flag of the
 commands that generate.
 """

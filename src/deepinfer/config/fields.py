@@ -123,7 +123,7 @@ def _option(spec: dataclasses.Field[Any], hint: Any) -> Option:
 
 
 def _without_none(hint: Any) -> Any:
-    if not isinstance(hint, types.UnionType):
+    if typing.get_origin(hint) not in (types.UnionType, typing.Union):
         return hint
     kinds = [kind for kind in typing.get_args(hint) if kind is not types.NoneType]
     assert len(kinds) == 1, f"a settings field has one type or that type and None, not {hint}"

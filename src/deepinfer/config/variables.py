@@ -1,4 +1,4 @@
-"""DEEPINFER_ variables as engine options.
+"""DEEPINFER_ variables as options of the engine and of the server.
 
 Every option has the variable DEEPINFER_<OPTION_NAME>; some also have an older DeepInfer name. A
 variable that no option has is an error, never ignored; one set to the empty text counts as not set.
@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from deepinfer.config import fields
-from deepinfer.config.engine import MAX_COUNT, EngineConfig
+from deepinfer.config.engine import MAX_COUNT, EngineConfig, unknown_option
 from deepinfer.config.fields import Option
+from deepinfer.config.serve import ServeOptions
 from deepinfer.env import PREFIX
 from deepinfer.errors import ConfigError
 
@@ -24,11 +25,30 @@ def engine_config(options: Mapping[str, Any], variables: Mapping[str, str]) -> E
 
     Raises ConfigError; where the refused value came from a variable, the message names it.
     """
-    values, origins = _read(variables)
+    values, origins = _read(variables, engine_fields())
     try:
         return EngineConfig.from_options({**values, **options})
     except ConfigError as error:
         raise _with_variables(error, {name: origins[name] for name in origins if name not in options}) from None
+
+
+def serve_options(options: Mapping[str, Any], variables: Mapping[str, str]) -> ServeOptions:
+    """The settings of a server, in the same way."""
+    declared = fields.read_options(ServeOptions)
+    values, origins = _read(variables, declared)
+    known = [option.name for option in declared]
+    for name in options:
+        if name not in known:
+            raise unknown_option(name, known)
+    try:
+        return ServeOptions(**{**values, **options})
+    except ConfigError as error:
+        raise _with_variables(error, {name: origins[name] for name in origins if name not in options}) from None
+
+
+def engine_fields() -> tuple[Option, ...]:
+    """Every option of the engine, in order."""
+    return tuple(option for group in fields.read_groups(EngineConfig).values() for option in group)
 
 
 def options_from_environment(variables: Mapping[str, str]) -> dict[str, Any]:
@@ -37,7 +57,7 @@ def options_from_environment(variables: Mapping[str, str]) -> dict[str, Any]:
     Raises ConfigError for an unknown name (with the nearest valid one), a value of the wrong form,
     or two variables that set one option differently. Ranges are checked by `engine_config`.
     """
-    return _read(variables)[0]
+    return _read(variables, engine_fields())[0]
 
 
 def variables_of(option: Option) -> tuple[str, ...]:
@@ -46,10 +66,11 @@ def variables_of(option: Option) -> tuple[str, ...]:
     return tuple(dict.fromkeys((option.variable or own, own)))
 
 
-def _read(variables: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
-    """(values, the variable that each came from), both by option name."""
-    options = [option for group in fields.read_groups(EngineConfig).values() for option in group]
+def _read(variables: Mapping[str, str], wanted: Sequence[Option]) -> tuple[dict[str, Any], dict[str, str]]:
+    """(values of the wanted options, the variable that each came from), both by option name."""
+    options = (*engine_fields(), *fields.read_options(ServeOptions))
     known = {variable: option for option in options for variable in variables_of(option)}
+    names = {option.name for option in wanted}
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
     for variable, text in variables.items():
@@ -58,6 +79,8 @@ def _read(variables: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]
         if not text:
             continue
         option = known[variable]
+        if option.name not in names:
+            continue
         value = _value(variable, option, text)
         if option.name in values and values[option.name] != value:
             raise ConfigError(

@@ -35,6 +35,10 @@ class Subscription:
         """Queue a request. Raises RequestError when it is refused, EngineDeadError after a crash."""
         self._client._submit(request, self)
 
+    def deliver(self, output: StepOutput | BaseException) -> None:
+        """Called by the engine's thread, under the client's lock."""
+        self.outputs.put(output)
+
     def get(self, timeout: float | None = None) -> StepOutput:
         """The next output; raises queue.Empty after `timeout` seconds, EngineDeadError after a crash."""
         output = self.outputs.get(timeout=timeout)
@@ -158,7 +162,7 @@ class EngineClient:
             subscriptions = set(self._routes.values())
             self._routes.clear()
         for subscription in subscriptions:
-            subscription.outputs.put(failure)
+            subscription.deliver(failure)
         self.core.close()
         self._grammars.close()
 
@@ -203,6 +207,6 @@ class EngineClient:
             touched |= {self._routes.get(ended.request_id) for ended in output.finished}
             for subscription in touched | owners:
                 if subscription is not None:
-                    subscription.outputs.put(output if subscription in owners else plain)
+                    subscription.deliver(output if subscription in owners else plain)
             for ended in output.finished:  # last: an end is in the queue once the request has no route
                 self._routes.pop(ended.request_id, None)

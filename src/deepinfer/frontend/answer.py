@@ -14,6 +14,7 @@ import deepseek_recipe as recipe
 
 from deepinfer import log
 from deepinfer.frontend.outputs import AnswerDelta, ToolCall, ToolCallDelta
+from deepinfer.frontend.stops import StopStrings
 
 
 class Processor(Protocol):
@@ -29,17 +30,28 @@ class AnswerParser:
     reasoning, content, tool_calls: everything so far.
     """
 
-    def __init__(self, processor: Processor, *, is_json: bool = False) -> None:
-        """is_json: the request asked for JSON, so text around the JSON is dropped."""
+    def __init__(self, processor: Processor, *, is_json: bool = False, stops: StopStrings | None = None) -> None:
+        """is_json: the request asked for JSON, so text around the JSON is dropped.
+
+        stops: the first of these in the content ends the answer; what comes after it is dropped.
+        """
+        self._stops = stops
         self._processor: Processor | None = processor
         self._is_json = is_json
+        self._may_stop, self._is_begun = True, False
         self._spaces = ""  # at the end of JSON content, until it is known that something follows
         self.reasoning = ""
         self.content = ""
         self.tool_calls: list[ToolCall] = []
 
-    def add(self, text: str) -> AnswerDelta:
-        """Take the next piece of the answer."""
+    @property
+    def stop_match(self) -> str | None:
+        """The stop string that ended the content."""
+        return None if self._stops is None else self._stops.match
+
+    def add(self, text: str, *, may_stop: bool = True) -> AnswerDelta:
+        """Take the next piece of the answer. may_stop: a stop string that ends in it counts."""
+        self._may_stop = may_stop
         if self._processor is None:
             return self._collect([{"content": text}])
         # The recipe turns text around JSON into spaces, as many as it sees pieces: give it single characters.
@@ -56,13 +68,13 @@ class AnswerParser:
 
     def finish(self) -> AnswerDelta:
         """The answer is complete: give what was held back."""
-        if self._processor is None:
-            return AnswerDelta()
+        deltas: list[dict[str, Any]] = []
         try:
-            return self._collect(_read(self._processor.finish()))
+            if self._processor is not None:
+                deltas = _read(self._processor.finish())
         except BaseException as error:
             self._give_up(error)
-            return AnswerDelta()
+        return self._collect(deltas, is_end=True)
 
     def _give_up(self, error: BaseException) -> None:
         """Go on without the processor. A panic in native code is no Exception, but is told by its name."""
@@ -73,12 +85,20 @@ class AnswerParser:
         )
         self._processor = None
 
-    def _collect(self, deltas: list[dict[str, Any]]) -> AnswerDelta:
+    def _collect(self, deltas: list[dict[str, Any]], *, is_end: bool = False) -> AnswerDelta:
+        if self.stop_match is not None:
+            return AnswerDelta()
         content = "".join(delta.get("content") or "" for delta in deltas)
+        if self._is_json:
+            content = self._trimmed(content)
+        if self._stops is not None:
+            content = self._stops.add(content, may_end=self._may_stop) + (self._stops.flush() if is_end else "")
+        is_over = self.stop_match is not None
+        calls = [_call_delta(call) for delta in deltas for call in delta.get("tool_calls") or ()]
         delta = AnswerDelta(
             reasoning="".join(delta.get("reasoning_content") or "" for delta in deltas),
-            content=self._trimmed(content) if self._is_json else content,
-            tool_calls=[_call_delta(call) for delta in deltas for call in delta.get("tool_calls") or ()],
+            content=content,
+            tool_calls=[] if is_over else calls,
         )
         self.reasoning += delta.reasoning
         self.content += delta.content
@@ -89,9 +109,10 @@ class AnswerParser:
     def _trimmed(self, content: str) -> str:
         """Without spaces before the first and after the last other character of the whole content."""
         content = self._spaces + content
-        if not self.content:
+        if not self._is_begun:
             content = content.lstrip()
         kept = content.rstrip()
+        self._is_begun |= bool(kept)
         self._spaces = content[len(kept) :]
         return kept
 

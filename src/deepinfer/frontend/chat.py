@@ -19,16 +19,22 @@ import deepseek_recipe as recipe
 from deepinfer.errors import ModelError, RequestError, shown
 from deepinfer.frontend.answer import AnswerParser
 from deepinfer.frontend.images import PromptImage
+from deepinfer.frontend.protocol_answers import ProtocolAnswers
+from deepinfer.frontend.stops import StopStrings
+from deepinfer.frontend.tool_choice import Demand, Protocol, split_demand
 from deepinfer.sampling.params import SamplingParams
-from deepinfer.structured.grammar import Constraint, read_structured_outputs
+from deepinfer.structured.grammar import Constraint, Grammar, read_structured_outputs
 
 Message: TypeAlias = Mapping[str, Any]
 Effort: TypeAlias = Literal["low", "high", "xhigh", "max"]
-Protocol: TypeAlias = Literal["chat", "messages", "responses"]
 
 EFFORTS = ("low", "high", "xhigh", "max")
-# What shapes the prompt in a Chat Completions body; sampling fields are not read here.
-PROMPT_FIELDS = ("messages", "tools", "tool_choice", "thinking", "reasoning_effort", "response_format")
+# What shapes the prompt in a body of each protocol; sampling fields are not read here.
+PROMPT_FIELDS: dict[Protocol, tuple[str, ...]] = {
+    "chat": ("messages", "tools", "tool_choice", "thinking", "reasoning_effort", "response_format"),
+    "messages": ("messages", "system", "tools", "tool_choice", "thinking", "output_config"),
+    "responses": ("input", "instructions", "tools", "tool_choice", "reasoning", "text"),
+}
 REQUESTS: dict[Protocol, Any] = {
     "chat": recipe.ChatCompletionRequest,
     "messages": recipe.MessagesRequest,
@@ -42,11 +48,14 @@ class ChatPrompt:
     """An encoded conversation.
 
     token_ids: the prompt up to where the answer begins, with one image token for each of the images.
+    demand: the answer must call a tool. answers: makes the events of the protocol's answer.
     """
 
     token_ids: list[int]
     conversion: recipe.ConversationRequest
     images: tuple[PromptImage, ...] = ()
+    demand: Demand | None = None
+    answers: ProtocolAnswers | None = None
 
     @property
     def is_thinking(self) -> bool:
@@ -55,36 +64,53 @@ class ChatPrompt:
         return self.conversion.parsing_options.thinking_initial_stage in stages
 
     def constrained(self, params: SamplingParams, think_end_id: int | None) -> SamplingParams:
-        """The parameters with the grammar of the response format; a grammar begins when thinking ends.
+        """The parameters with the grammar of response format or demanded call; it begins when thinking ends.
 
-        Raises RequestError for a response format that cannot be enforced, or beside another grammar.
+        Raises RequestError for what cannot be enforced, or beside another grammar.
         """
-        stated = self.conversion.inference_options.output_constraint
-        if stated is not None and stated.kind in ("json", "regex"):
+        grammar = self._grammar()
+        if grammar is not None:
             if params.constraint is not None:
-                raise RequestError("response_format and the sampling parameters both give a grammar; give one of them")
-            form = {"json_object": True} if not stated.schema else {stated.kind: stated.schema}
-            params = dataclasses.replace(params, structured_outputs=read_structured_outputs(form))
+                raise RequestError(
+                    "response_format or tool_choice and the sampling parameters both give a grammar; give one of them"
+                )
+            params = dataclasses.replace(params, structured_outputs=grammar)
         constraint = params.constraint
         if constraint is None or constraint.trigger or think_end_id is None or not self.is_thinking:
             return params
         after_thinking = Constraint(constraint.grammar, trigger=(think_end_id,), must_begin=True)
         return dataclasses.replace(params, structured_outputs=None, so_args=after_thinking)
 
-    def parser(self) -> AnswerParser:
-        """A new parser for one answer to this prompt."""
+    def _grammar(self) -> Grammar | None:
+        """What the request asks of the whole answer, beside sampling parameters."""
+        stated = self.conversion.inference_options.output_constraint
+        if self.demand is not None:
+            if self.conversion.conversation.response_format != "text":
+                raise RequestError("response_format is set and tool_choice demands a call; give one of them")
+            return self.demand.grammar("" if stated is None else stated.schema)
+        if stated is not None and stated.kind in ("json", "regex"):
+            return read_structured_outputs({"json_object": True} if not stated.schema else {stated.kind: stated.schema})
+        return None
+
+    def parser(self, stops: StopStrings | None = None) -> AnswerParser:
+        """A new parser for one answer to this prompt. stops: end the answer where the content holds one."""
         generator = recipe.ChatCompletionRequest.chunk_generator(self.conversion, "answer", MODEL_NAME)
         options = self.conversion.parsing_options
-        return AnswerParser(recipe.StreamProcessor(generator, options), is_json=options.parse_json_output)
+        processor = recipe.StreamProcessor(generator, options)
+        return AnswerParser(processor, is_json=options.parse_json_output, stops=stops)
 
 
 class ChatEncoder:
-    """Encodes conversations for one model folder; the tokenizer is read on first use."""
+    """Encodes conversations for one model folder; the tokenizer is read on first use.
 
-    def __init__(self, tokenizer_file: Path) -> None:
+    default_thinking: for bodies that do not say whether to think.
+    """
+
+    def __init__(self, tokenizer_file: Path, *, default_thinking: bool = True) -> None:
         self._tokenizer_file = tokenizer_file
         versions = {MODEL_NAME: recipe.ModelVersion.DeepseekV41Flash}
-        self._options = recipe.ConversionOptions().with_model_versions_by_name(versions)
+        options = recipe.ConversionOptions().with_model_versions_by_name(versions)
+        self._options = options.with_default_thinking_mode(default_thinking)
 
     def encode(
         self,
@@ -129,24 +155,31 @@ class ChatEncoder:
         }
         return self._encode({name: value for name, value in body.items() if value is not None}, given=given)
 
-    def encode_body(self, body: Mapping[str, Any], protocol: Protocol = "chat") -> ChatPrompt:
-        """Encode the prompt of a request body, whatever model it names; images come as data URLs only.
+    def encode_body(
+        self, body: Mapping[str, Any], protocol: Protocol = "chat", *, continue_final_message: bool = False
+    ) -> ChatPrompt:
+        """Encode the prompt fields of a body, whatever model it names; images come as data URLs only.
 
-        protocol: of whose shape it is: Chat Completions (of which the prompt fields are read), Anthropic
-        Messages, Responses. Raises RequestError as `encode` does.
+        continue_final_message: as in `encode`; for chats only.
+        Raises RequestError as `encode` does.
         """
-        if protocol != "chat":
-            return self._encode(dict(body), protocol)
-        fields = {name: body[name] for name in PROMPT_FIELDS if name in body}
-        return self._encode({**fields, "messages": _checked(body.get("messages"))})
+        fields = {name: body[name] for name in PROMPT_FIELDS[protocol] if body.get(name) is not None}
+        if protocol == "chat":
+            messages = _checked(body.get("messages"))
+            fields["messages"] = _continued(messages) if continue_final_message else messages
+        return self._encode(fields, protocol)
+
+    @cached_property
+    def tokenizer(self) -> recipe.Tokenizer:
+        """The recipe's own view of the tokenizer. Raises ModelError for a file that it cannot read."""
+        try:
+            return recipe.Tokenizer.from_file(str(self._tokenizer_file))
+        except (ValueError, RuntimeError, OSError) as error:
+            raise ModelError(f"{self._tokenizer_file} cannot be read as a tokenizer ({error})") from None
 
     @cached_property
     def _encoding(self) -> recipe.DeepseekV41Encoding:
-        try:
-            tokenizer = recipe.Tokenizer.from_file(str(self._tokenizer_file))
-        except (ValueError, RuntimeError, OSError) as error:
-            raise ModelError(f"{self._tokenizer_file} cannot be read as a tokenizer ({error})") from None
-        return recipe.DeepseekV41Encoding().with_tokenizer(tokenizer)
+        return recipe.DeepseekV41Encoding().with_tokenizer(self.tokenizer)
 
     def _images(
         self, conversion: recipe.ConversationRequest, given: Mapping[str, PromptImage]
@@ -161,16 +194,19 @@ class ChatEncoder:
         self, body: dict[str, Any], protocol: Protocol = "chat", given: Mapping[str, PromptImage] | None = None
     ) -> ChatPrompt:
         try:
-            conversion = REQUESTS[protocol]({**body, "model": MODEL_NAME}).convert(self._options)
+            named = {**body, "model": MODEL_NAME}
+            plain, demand = split_demand(named, protocol)
+            conversion = REQUESTS[protocol](plain).convert(self._options)
             images = self._images(conversion, given or {})
-            return ChatPrompt(self._encoding.encode(conversion.conversation), conversion, images)
+            answers = None if protocol == "chat" else ProtocolAnswers.of(protocol, named, conversion, self._options)
+            return ChatPrompt(self._encoding.encode(conversion.conversation), conversion, images, demand, answers)
         except recipe.ConversionError as error:
             raise RequestError(f"chat request refused: {error}") from None
         except UnicodeEncodeError:
             raise RequestError(
                 "chat request holds a lone surrogate and has no UTF-8 form; remove it or replace it with U+FFFD"
             ) from None
-        except (TypeError, ValueError, RuntimeError) as error:
+        except (TypeError, ValueError, RuntimeError, OverflowError) as error:
             if isinstance(error, RequestError | ModelError):
                 raise
             raise RequestError(f"chat request refused: {error}") from None

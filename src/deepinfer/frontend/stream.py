@@ -65,6 +65,30 @@ class RequestStream:
         return self._finished is not None
 
     @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why the answer ended, once the engine has finished the request."""
+        return None if self._finished is None else self._ending()[0]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the answer so far, those that may still be cut included."""
+        return len(self._token_ids)
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The answer so far, tokens that may still be cut included."""
+        return self._token_ids
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Prompt tokens that the engine did not have to compute, once it has finished the request."""
+        return 0 if self._finished is None else self._finished.num_cached_tokens
+
+    def num_tokens_before(self, token_id: int) -> int:
+        """Tokens of the answer before the first one with this id; all of them if none has it."""
+        return self._token_ids.index(token_id) if token_id in self._token_ids else len(self._token_ids)
+
+    @property
     def refusal(self) -> str | None:
         """Why the request never ran, once that is known."""
         ended = self._finished

@@ -75,11 +75,19 @@ class Tokenizer:
         control = {token.content for token in self._hub.get_added_tokens_decoder().values()} - {TOOL_MARKUP}
         return [self._bytes_of(token_id, control) for token_id in range(self.vocab_size)]
 
+    def id_of(self, spelling: str) -> int | None:
+        """The id of one token; None if no token is spelled so."""
+        token_id: int | None = self._hub.token_to_id(spelling)
+        return token_id
+
+    def spelling(self, token_id: int) -> bytes:
+        """What an id stands for, special tokens included; b"" for one without a spelling."""
+        return self._bytes_of(token_id, set())
+
     @cached_property
     def think_end_id(self) -> int | None:
         """The token that ends thinking, if the tokenizer has one."""
-        token_id: int | None = self._hub.token_to_id(THINK_END)
-        return token_id
+        return self.id_of(THINK_END)
 
     @cached_property
     def _texts(self) -> TokenTexts:
@@ -113,6 +121,18 @@ class NoTokenizer:
         """Raises RequestError: there is nothing to encode with."""
         what = "prompt is" if is_prompt else "a parameter holds"
         raise RequestError(f"{what} the text {text!r:.80}, but this model has no tokenizer; give token ids")
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool = True) -> str:
+        """Nothing: ids have no spelling."""
+        return ""
+
+    def id_of(self, spelling: str) -> int | None:
+        """None: nothing has a spelling."""
+        return None
+
+    def spelling(self, token_id: int) -> bytes:
+        """Nothing, as above."""
+        return b""
 
     def detokenizer(self, *, keeps_markup: bool = False) -> Detokenizer:
         """A decoder that gives no text."""

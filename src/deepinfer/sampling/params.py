@@ -201,6 +201,17 @@ class SamplingParams:
         return cls(**values)
 
 
+def merge_params(defaults: SamplingParams, *layers: Mapping[str, Any]) -> SamplingParams:
+    """Parameters from defaults and named values, later ones first; raises RequestError like SamplingParams."""
+    values: dict[str, Any] = {spec.name: getattr(defaults, spec.name) for spec in dataclasses.fields(defaults)}
+    for layer in layers:
+        for spec in dataclasses.fields(defaults):
+            if any(name in layer for name in spec.metadata["names"]):
+                values.pop(spec.name, None)
+        values.update(layer)
+    return SamplingParams.from_mapping(values)
+
+
 def declared() -> tuple[dataclasses.Field[Any], ...]:
     """The declared parameters in order, with what `parameter` put into their metadata."""
     return dataclasses.fields(SamplingParams)

@@ -1,21 +1,18 @@
 from pathlib import Path
 
+from deepinfer.cli.options import page
 from deepinfer.config import fields
-from deepinfer.config.docs import options_page
 from deepinfer.config.engine import EngineConfig
+from deepinfer.config.serve import ServeOptions
 from deepinfer.sampling.params import SamplingParams
 
 PAGE = Path(__file__).parents[3] / "docs" / "options.md"
 
 
-def page():
-    return options_page(fields.read_groups(EngineConfig), fields.read_options(SamplingParams))
-
-
 def test_page_has_a_row_for_every_option():
     rows = [line for line in page().splitlines() if line.startswith("| `")]
-    groups = fields.read_groups(EngineConfig)
-    assert len(rows) == sum(map(len, groups.values())) + len(fields.read_options(SamplingParams))
+    settings = (*fields.read_groups(EngineConfig).values(), fields.read_options(ServeOptions))
+    assert len(rows) == sum(map(len, settings)) + len(fields.read_options(SamplingParams))
     assert sum("`DEEPINFER_HF_MODEL_DIR`, `DEEPINFER_MODEL`" in row for row in rows) == 1
 
 

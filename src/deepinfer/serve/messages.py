@@ -1,0 +1,69 @@
+"""`/v1/messages` and `/v1/messages/count_tokens` (Anthropic)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from deepinfer.errors import RequestError, shown
+from deepinfer.frontend.protocol_answers import ProtocolStream
+from deepinfer.serve import fields
+from deepinfer.serve.protocol import NOT_HERE, EventWriter, protocol_stream
+from deepinfer.serve.service import Service, fitting
+
+OWN = frozenset({
+    "messages", "system", "tools", "tool_choice", "thinking", "stop_sequences", "output_config", "output_format",
+    "betas", "inference_geo", "cache_control", "context_management",
+})  # fmt: skip
+
+
+async def create(request: Request) -> Response:
+    """Answer a conversation."""
+    service: Service = request.app.state.service
+    body, is_big = await service.read(request)
+    service.check(body, OWN, request)
+    answer_id, known_as = service.ids(body, request, "msg_")
+    stream = await service.work(is_big, lambda: _stream(service, body, answer_id))
+    is_stream = fields.switch(body, "stream")
+    return service.answer(service.link.open([stream], known_as), EventWriter(stream, "anthropic"), is_stream=is_stream)
+
+
+async def count_tokens(request: Request) -> Response:
+    """The tokens that a conversation would have as a prompt."""
+    service: Service = request.app.state.service
+    body, is_big = await service.read(request)
+    service.check(body, OWN, request)
+    prompt = await service.work(is_big, lambda: service.encode(_with_effort(body, service), "messages"))
+    return JSONResponse({"input_tokens": len(prompt.token_ids)})
+
+
+def _stream(service: Service, body: Mapping[str, Any], answer_id: str) -> ProtocolStream:
+    params = fields.sampling_params(
+        body, service.defaults, leave_out=NOT_HERE, stop=body.get("stop_sequences"), structured_outputs=_format(body)
+    )
+    prompt = service.encode(_with_effort(body, service), "messages")
+    params = fitting(params, service.builder, len(prompt.token_ids))
+    return protocol_stream(service, body, prompt, params, answer_id)
+
+
+def _with_effort(body: Mapping[str, Any], service: Service) -> dict[str, Any]:
+    """The body with the server's default effort, where it states none."""
+    stated = fields.mapping(body, "output_config")
+    if service.options.default_effort is None or "effort" in stated:
+        return dict(body)
+    return {**body, "output_config": {**stated, "effort": service.options.default_effort}}
+
+
+def _format(body: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The grammar of `output_config.format`, or of its older name `output_format`."""
+    stated = fields.mapping(body, "output_config").get("format", body.get("output_format"))
+    if stated is None:
+        return None
+    if not isinstance(stated, Mapping) or stated.get("type") != "json_schema" or "schema" not in stated:
+        raise RequestError(
+            f'output_config.format is {shown(stated)}; it must be {{"type": "json_schema", "schema": ...}}'
+        )
+    return {"json": stated["schema"]}

@@ -1,0 +1,132 @@
+"""Service: what every endpoint works with; one object for a server."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import secrets
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+
+from deepinfer import log
+from deepinfer.config.engine import ImageOptions
+from deepinfer.config.serve import ServeOptions
+from deepinfer.engine.wire import Ready
+from deepinfer.errors import EngineDeadError, RequestError, shown
+from deepinfer.frontend.chat import ChatEncoder, ChatPrompt
+from deepinfer.frontend.known_answers import KnownAnswers
+from deepinfer.frontend.prompt import RequestBuilder
+from deepinfer.frontend.request_ids import MAX_ID_CHARACTERS
+from deepinfer.frontend.tokenizer import NoTokenizer, Tokenizer
+from deepinfer.frontend.tool_choice import Protocol
+from deepinfer.images.prepare import ImagePreparer
+from deepinfer.sampling.params import SamplingParams
+from deepinfer.serve import body as bodies
+from deepinfer.serve import fields
+from deepinfer.serve.answer import AnswerResponse, Writer
+from deepinfer.serve.errors import ApiError
+from deepinfer.serve.link import Exchange, Link
+from deepinfer.serve.metrics import Metrics
+from deepinfer.serve.response_store import ResponseStore
+from deepinfer.serve.supervisor import Supervisor
+
+logger = log.get(__name__)
+
+Made = TypeVar("Made")
+
+
+@dataclass
+class Service:
+    """The engine, the model's tokenizer and chat format, and the settings.
+
+    names: that requests may use for the model. known: earlier answers, token for token.
+    defaults: sampling parameters that the model recommends. started: seconds since 1970.
+    """
+
+    options: ServeOptions
+    names: tuple[str, ...]
+    tokenizer: Tokenizer | NoTokenizer
+    chats: ChatEncoder
+    known: KnownAnswers
+    defaults: SamplingParams
+    link: Link
+    supervisor: Supervisor
+    metrics: Metrics
+    started: int
+    image_options: ImageOptions
+    is_draining: bool = False
+    budget: bodies.Budget = field(default_factory=lambda: bodies.Budget(bodies.MAX_TOTAL_BYTES))
+    responses: ResponseStore = field(default_factory=ResponseStore)
+    _made: tuple[Ready, RequestBuilder] | None = field(default=None, init=False)  # the builder for these limits
+
+    @property
+    def builder(self) -> RequestBuilder:
+        """Makes requests for the engine as it is now. Raises EngineDeadError before it was ever ready."""
+        limits = self.link.limits
+        if limits is None:
+            raise EngineDeadError("the engine is not running")
+        if self._made is None or self._made[0] is not limits:
+            images = None if limits.images is None else ImagePreparer(limits.images, self.image_options)
+            sizes = limits.vocab_size, limits.max_model_len, limits.num_cache_tokens
+            self._made = limits, RequestBuilder(self.tokenizer, *sizes, images)
+        return self._made[1]
+
+    def encode(self, body: Mapping[str, Any], protocol: Protocol, **options: Any) -> ChatPrompt:
+        """The prompt of a conversation; earlier answers in it have the tokens that they were made of."""
+        prompt = self.chats.encode_body(body, protocol, **options)
+        return dataclasses.replace(prompt, token_ids=self.known.restored(prompt.token_ids))
+
+    async def read(self, request: Request) -> tuple[dict[str, Any], bool]:
+        """The body of a request, and whether it is big. Raises ApiError."""
+        data = await bodies.read_bytes(request, self.options.max_body_bytes, self.budget)
+        # Images take long to decode; with an escape the word could be spelled otherwise.
+        is_big = len(data) >= bodies.BIG_BYTES or b"image" in data or b"\\u" in data
+        try:
+            return await self.work(is_big, lambda: bodies.parse(data)), is_big
+        finally:
+            self.budget.give(len(data))
+
+    async def work(self, is_big: bool, make: Callable[[], Made]) -> Made:
+        """What `make` returns; beside the event loop if it may take long."""
+        return await asyncio.to_thread(make) if is_big else make()
+
+    def check(self, body: Mapping[str, Any], own: Iterable[str], request: Request) -> None:
+        """Raise ApiError or RequestError for a model that is not here, and (strict) for an unknown field."""
+        name = fields.text(body, "model")
+        if name is not None and name not in self.names:
+            raise ApiError(404, f"model {shown(name)} is not here; this server has {', '.join(self.names)}", "model",
+                           "model_not_found")  # fmt: skip
+        ignored = fields.unknown(body, own)
+        if ignored and self.options.strict_fields:
+            raise RequestError(f"unknown field {shown(ignored[0])}; leave it out (this server is strict about fields)")
+        if ignored:
+            request.state.notes["ignored_fields"] = [shown(one) for one in ignored[:8]]
+
+    def ids(self, body: Mapping[str, Any], request: Request, prefix: str) -> tuple[str, tuple[str, ...]]:
+        """(the id of an answer, the names under which `/abort` finds it: of this caller only)."""
+        name = fields.text(body, "request_id") or request.state.request_id
+        if len(name) > MAX_ID_CHARACTERS:
+            raise RequestError(f"request_id has {len(name)} characters; it must have at most {MAX_ID_CHARACTERS}")
+        answer_id = f"{prefix}{secrets.token_hex(12)}"
+        return answer_id, (f"{request.state.caller}/{name}", f"{request.state.caller}/{answer_id}")
+
+    def check_count(self, count: int) -> None:
+        """Raise RequestError for too many answers to one request."""
+        if count > self.options.max_choices:
+            raise RequestError(
+                f"n is too large: the request asks for {count} answers, at most {self.options.max_choices} are given "
+                "(--max-choices)"
+            )
+
+    def answer(self, exchange: Exchange, writer: Writer, *, is_stream: bool) -> AnswerResponse:
+        """The response that waits for the engine."""
+        return AnswerResponse(exchange, writer, is_stream=is_stream, seconds=self.options.request_seconds)
+
+
+def fitting(params: SamplingParams, builder: RequestBuilder, num_prompt_tokens: int) -> SamplingParams:
+    """With `max_tokens` lowered to what fits behind the prompt."""
+    room = max(1, builder.max_model_len - num_prompt_tokens)
+    return params if params.max_tokens is None else dataclasses.replace(params, max_tokens=min(params.max_tokens, room))

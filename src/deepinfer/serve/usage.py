@@ -1,0 +1,28 @@
+"""How many tokens a request took."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from deepinfer.frontend.stream import RequestStream
+
+
+def usage(streams: Sequence[RequestStream], think_end_id: int | None = None) -> dict[str, Any]:
+    """The `usage` of OpenAI's APIs. The answers to one prompt count it once.
+
+    think_end_id: the token that ends thinking, where the answers begin with it; None where they do not.
+    """
+    prompts = {stream.request.token_ids.tobytes(): stream for stream in streams}.values()
+    num_prompt = sum(len(stream.request.token_ids) for stream in prompts)
+    num_answer = sum(stream.num_tokens for stream in streams)
+    result: dict[str, Any] = {
+        "prompt_tokens": num_prompt,
+        "completion_tokens": num_answer,
+        "total_tokens": num_prompt + num_answer,
+        "prompt_tokens_details": {"cached_tokens": sum(stream.num_cached_tokens for stream in prompts)},
+    }
+    if think_end_id is not None:
+        reasoning = sum(stream.num_tokens_before(think_end_id) for stream in streams)
+        result["completion_tokens_details"] = {"reasoning_tokens": reasoning}
+    return result

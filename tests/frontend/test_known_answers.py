@@ -1,0 +1,59 @@
+import numpy as np
+import pytest
+
+from deepinfer.frontend import known_answers
+from deepinfer.frontend.known_answers import KnownAnswers
+from deepinfer.frontend.tokenizer import NoTokenizer
+
+FIRST = "<｜User｜>Hi<｜Assistant｜></think>"
+END = "<｜end▁of▁sentence｜>"
+
+
+@pytest.fixture
+def known(tokenizer):
+    return KnownAnswers(tokenizer)
+
+
+def spelled_out(tokenizer, text):
+    """The text in the smallest tokens that there are."""
+    return [token for character in text for token in tokenizer.encode(character)]
+
+
+def test_an_answer_comes_back_in_the_tokens_it_was_made_of(tokenizer, known):
+    first = tokenizer.encode(FIRST)
+    answer = [*spelled_out(tokenizer, "Hello there"), *tokenizer.encode(END)]
+    known.add(np.array(first, np.int32), answer)
+    second = tokenizer.encode(FIRST + "Hello there" + END + FIRST)
+    assert second[: len(first) + len(answer)] != first + answer
+    assert known.restored(second) == first + answer + first
+
+    another = [*spelled_out(tokenizer, "Bye"), *tokenizer.encode(END)]
+    known.add(np.array(first + answer + first, np.int32), another)
+    third = tokenizer.encode(FIRST + "Hello there" + END + FIRST + "Bye" + END + FIRST)
+    assert known.restored(third) == first + answer + first + another + first
+
+
+@pytest.mark.parametrize("text", ["Hello you", "Hello there "])
+def test_another_text_or_another_prompt_is_left_alone(tokenizer, known, text):
+    first = tokenizer.encode(FIRST)
+    known.add(np.array(first, np.int32), [*spelled_out(tokenizer, "Hello there"), *tokenizer.encode(END)])
+    for prompt in (FIRST + text + END + FIRST, "a" + FIRST + "Hello there" + END, FIRST, FIRST + "Hello there"):
+        ids = tokenizer.encode(prompt)
+        assert known.restored(ids) == ids
+
+
+def test_only_answers_that_ended_by_themselves_are_remembered(tokenizer, known, monkeypatch):
+    first, end = tokenizer.encode(FIRST), tokenizer.encode(END)
+    known.add(np.array(first, np.int32), spelled_out(tokenizer, "Hello"))
+    known.add(np.array(tokenizer.encode("Hi"), np.int32), end)
+    assert not known._answers
+    monkeypatch.setattr(known_answers, "MAX_TOKENS", 10)
+    for number in range(8):
+        known.add(np.array([number, *first], np.int32), [5, 5, *end])
+    assert len(known._answers) == 3 and known._num_tokens == 9
+
+
+def test_without_a_tokenizer_nothing_is_remembered():
+    known = KnownAnswers(NoTokenizer())
+    known.add(np.array([1, 2], np.int32), [3])
+    assert known.restored([1, 2, 3]) == [1, 2, 3]

@@ -1,0 +1,110 @@
+"""The page at `/` in headless Chromium. Skipped where playwright or a Chromium is not installed; see docs/server.md."""
+
+import os
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from serve_client import wait_until
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+PATIENCE = 30_000  # milliseconds
+
+
+def test_the_files_of_the_page_are_sent_with_a_policy(server):
+    page = server.http.get("/")
+    assert page.status_code == 200 and page.headers["content-type"] == "text/html; charset=utf-8"
+    assert "default-src 'self'" in page.headers["content-security-policy"]
+    for name in re.findall(r'(?:src|href)="(page/[^"]+)"', page.text):
+        assert server.http.get("/" + name).status_code == 200
+    assert server.http.get("/page/..%2Fapp.py").status_code == 404
+    assert server.http.get("/page/app.py").status_code == 404
+
+
+@pytest.fixture(scope="module")
+def browser():
+    if CHROMIUM is None:
+        pytest.skip("no Chromium is installed")
+    with pytest.importorskip("playwright.sync_api").sync_playwright() as tool:
+        one = tool.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield one
+        one.close()
+
+
+@pytest.fixture
+def page(browser, server):
+    problems = []
+    one = browser.new_page()
+    one.set_default_timeout(PATIENCE)
+    one.on("pageerror", lambda error: problems.append(str(error)))
+    one.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
+    one.goto(server.url)
+    yield one
+    one.close()
+    assert problems == []
+
+
+def test_a_person_sends_reads_and_goes_on(page):
+    page.fill("#text", "What is 12 + 30?")
+    page.press("#text", "Enter")
+    page.wait_for_selector("li.assistant .note")
+    assert page.inner_text("li.assistant .content") == "42"
+    assert not page.is_visible("li.assistant details div"), "the thinking is folded"
+    page.click("li.assistant summary")
+    assert page.inner_text("li.assistant details div") != ""
+    page.fill("#text", "And 1 + 1?")
+    page.click("#send")
+    page.wait_for_selector("li.assistant:nth-child(4) .note")
+    if folder := os.environ.get("SCREENSHOTS"):
+        page.wait_for_timeout(2500)
+        page.screenshot(path=Path(folder) / "page.png")
+
+
+def test_a_person_stops_an_answer(page, server):
+    page.route("**/v1/chat/completions", lambda route: route.continue_(
+        post_data=route.request.post_data[:-1] + ', "ignore_eos": true, "max_tokens": 4000}'))  # fmt: skip
+    page.fill("#text", "Count.")
+    page.press("#text", "Enter")
+    page.wait_for_selector("li.assistant details")
+    page.keyboard.press("Escape")
+    page.wait_for_selector("li.assistant .note")
+    assert "stopped" in page.inner_text("li.assistant .note") and page.is_enabled("#send")
+    page.wait_for_timeout(500)
+    assert server.is_idle()
+
+
+def test_the_curves_move_while_tokens_come(page):
+    tokens = "#gauges > div:first-child"
+    page.fill("#text", "Tell me about the sea.")
+    page.press("#text", "Enter")
+    wait_until(lambda: page.inner_text(f"{tokens} dd") not in ("–", "0") or page.wait_for_timeout(100))
+    assert page.get_attribute(f"{tokens} polyline", "points").count(",") >= 1
+    page.wait_for_selector("li.assistant .note")
+
+
+def test_a_tool_is_called_and_a_schema_followed(page):
+    page.locator("summary", has_text="Tools").click()
+    page.fill("#tools", '[{"type": "function", "function": {"name": "now", "description": "The time."}}]')
+    page.select_option("#tool_choice", "required")
+    page.fill("#text", "What time is it?")
+    page.press("#text", "Enter")
+    page.wait_for_selector("li.assistant .note")
+    assert page.inner_text("li.assistant pre").startswith("now({")
+    page.fill("#tools", "[")
+    page.fill("#text", "12 o'clock")
+    page.press("#text", "Enter")
+    assert "Tools is no JSON" in page.inner_text("li.error")
+
+
+def test_the_page_fits_a_phone_and_darkness(browser, server):
+    one = browser.new_page(viewport={"width": 390, "height": 780}, color_scheme="dark")
+    one.goto(server.url)
+    assert one.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    assert one.is_visible("#send") and one.is_visible("#text")
+    assert one.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(19, 20, 24)"
+    if folder := os.environ.get("SCREENSHOTS"):
+        one.wait_for_timeout(1500)
+        one.screenshot(path=Path(folder) / "phone.png")
+    one.close()

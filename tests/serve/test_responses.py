@@ -1,0 +1,100 @@
+"""`/v1/responses` as the official client sees it."""
+
+import json
+
+import openai
+import pytest
+
+from serve_client import wait_until
+
+ASK = {"model": "deepinfer-nano", "input": "What is 12 + 30?"}
+LONG = {"model": "deepinfer-nano", "input": "Count.", "max_output_tokens": 1200, "extra_body": {"ignore_eos": True}}
+
+
+def test_an_answer_has_reasoning_text_and_usage(client):
+    answer = client.responses.create(**ASK)
+    assert answer.output_text == "42" and answer.status == "completed"
+    assert [item.type for item in answer.output] == ["reasoning", "message"]
+    assert answer.usage.output_tokens > answer.usage.output_tokens_details.reasoning_tokens > 0
+    assert client.responses.retrieve(answer.id).output_text == "42"
+    client.responses.delete(answer.id)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(answer.id)
+
+
+def test_a_stream_gives_the_same_answer(client):
+    whole = client.responses.create(**ASK)
+    events = [*client.responses.create(**ASK, stream=True)]
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == "42"
+    assert [event.sequence_number for event in events] == [*range(len(events))]
+    assert events[0].type == "response.created" and events[-1].type == "response.completed"
+    assert events[-1].response.output_text == "42" and events[-1].response.usage == whole.usage
+
+
+def test_an_answer_cut_by_length_is_incomplete(client):
+    answer = client.responses.create(**ASK, max_output_tokens=3)
+    assert answer.status == "incomplete" and answer.incomplete_details.reason == "max_output_tokens"
+
+
+def test_structured_output_follows_its_schema(client):
+    schema = {"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"],
+              "additionalProperties": False}  # fmt: skip
+    form = {"type": "json_schema", "name": "sum", "schema": schema, "strict": True}
+    answer = client.responses.create(**ASK, text={"format": form}, reasoning={"effort": "none"})
+    assert isinstance(json.loads(answer.output_text)["sum"], int)
+
+
+def test_a_background_answer_is_retrieved_and_cancelled_while_it_runs(client, server):
+    started = client.responses.create(**LONG, background=True)
+    assert started.status == "in_progress" and started.background
+    assert client.responses.retrieve(started.id).status == "in_progress"
+    assert client.responses.cancel(started.id).status == "cancelled"
+    wait_until(server.is_idle, 5)
+    assert client.responses.retrieve(started.id).status == "cancelled"
+
+
+def test_a_background_answer_completes_by_itself(client):
+    started = client.responses.create(**ASK, background=True)
+    wait_until(lambda: client.responses.retrieve(started.id).status != "in_progress", 20)
+    assert client.responses.retrieve(started.id).output_text == "42"
+
+
+def test_a_stream_that_is_cancelled_says_so(client, server):
+    stream = client.responses.create(**LONG, stream=True)
+    first = next(iter(stream))
+    client.responses.cancel(first.response.id)
+    assert [*stream][-1].response.status == "cancelled"
+    wait_until(server.is_idle, 5)
+
+
+def test_an_answer_that_is_not_stored_is_forgotten(client):
+    answer = client.responses.create(**ASK, store=False)
+    with pytest.raises(openai.NotFoundError, match="is not here"):
+        client.responses.retrieve(answer.id)
+
+
+def test_the_answers_of_other_keys_are_not_found(null):
+    with null.openai("first-key") as first, null.openai("second-key") as second:
+        answer = first.responses.create(model="deepinfer-nano", input="a", max_output_tokens=2)
+        assert first.responses.retrieve(answer.id).id == answer.id
+        for ask in (second.responses.retrieve, second.responses.cancel, second.responses.delete):
+            with pytest.raises(openai.NotFoundError):
+                ask(answer.id)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"previous_response_id": "resp_1"}, "previous_response_id is set"),
+        ({"background": True, "stream": True}, "stream and background"),
+        ({"input": []}, "refused"),
+        ({"max_output_tokens": -1}, "max_tokens is -1"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "http://10.0.0.1/x.png"}]}]},
+         "downloads no images"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "file:///etc/passwd"}]}]},
+         "Unsupported image_url"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_answered_is_refused(client, options, words):
+    with pytest.raises(openai.BadRequestError, match=words):
+        client.responses.create(**ASK | options)

@@ -1,0 +1,136 @@
+"""Keys, limits, hostile bodies, and clients that leave."""
+
+import json
+import random
+import socket
+import time
+
+import pytest
+
+from deepinfer.serve.body import MAX_TOTAL_BYTES, Budget
+from deepinfer.serve.errors import ApiError
+from serve_client import running, wait_until
+
+CHAT = "/v1/chat/completions"
+HELLO = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+
+
+@pytest.mark.parametrize("headers", [{"authorization": "Bearer first-key"}, {"authorization": "bearer second-key"},
+                                     {"x-api-key": "second-key", "authorization": ""}])  # fmt: skip
+def test_any_of_the_keys_opens_the_door(null, headers):
+    assert null.http.post(CHAT, json=HELLO, headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize("value", ["", "Bearer", "Bearer wrong", "Basic first-key", "first-key", "Bearer first-key2"])
+@pytest.mark.parametrize("path", [CHAT, "/v1/models", "/metrics", "/generate", "/abort", "/nothing"])
+def test_without_a_key_the_door_stays_shut(null, path, value):
+    response = null.http.request("POST" if path == CHAT else "GET", path, headers={"authorization": value})
+    assert response.status_code == 401 and response.json()["error"]["code"] == "invalid_api_key"
+
+
+def test_health_and_version_need_no_key(null):
+    for path in ("/health", "/ready", "/version"):
+        assert null.http.get(path, headers={"authorization": ""}).status_code == 200
+
+
+def test_strict_server_refuses_unknown_fields_and_a_lenient_one_takes_them(null, server):
+    refused = null.post(CHAT, **HELLO, tempratur=1)
+    assert refused.status_code == 400 and "unknown field 'tempratur'" in refused.json()["error"]["message"]
+    assert null.post(CHAT, **HELLO, user="me", store=False, metadata={}).status_code == 200
+    assert server.post(CHAT, **HELLO, tempratur=1).status_code == 200
+
+
+DEEP = b'{"messages": ' + b"[" * 10_000 + b"]" * 10_000 + b"}"
+WIDE = b'{"messages": [' + b"[]," * 2**21 + b"[]]}"
+
+
+@pytest.mark.parametrize(
+    ("data", "status", "code"),
+    [
+        (b"", 400, "invalid_json"),
+        (b"{", 400, "invalid_json"),
+        (b"[]", 400, "invalid_json"),
+        (b"\xff{}", 400, "invalid_json"),
+        ('{"messages": "ü"}'.encode("utf-16"), 400, "invalid_json"),
+        (b'{"temperature": NaN}', 400, "invalid_json"),
+        (b'{"seed": ' + b"9" * 5000 + b"}", 400, "invalid_json"),
+        (b'{"temperature": 1e999, "messages": []}', 400, "invalid_request"),
+        (DEEP, 400, "too_deep"),
+        (b'{"a": ' * 100 + b"1" + b"}" * 100, 400, "too_deep"),
+        (WIDE, 400, "too_many_values"),
+        (b"x" * (2**25 + 1), 413, "body_too_long"),
+    ],
+    ids=lambda value: None if isinstance(value, bytes) else str(value),
+)
+def test_a_hostile_body_is_refused_and_nothing_else_happens(server, data, status, code):
+    response = server.http.post(CHAT, content=data)
+    assert (response.status_code, response.json()["error"]["code"]) == (status, code)
+    assert server.is_idle()
+
+
+def test_a_body_without_a_stated_length_is_cut_off(server):
+    def parts():
+        for _ in range(64):
+            yield b" " * 2**20
+
+    assert server.http.post(CHAT, content=parts()).status_code == 413
+
+
+def test_a_full_queue_is_told_with_a_time_to_come_back():
+    with running({"device": "null", "max_queue": 2, "max_num_requests": 1}) as one:
+        response = one.post("/v1/completions", prompt=[5], n=4, temperature=1)
+        assert response.status_code == 429 and response.headers["retry-after"] == "1"
+        assert response.json()["error"]["type"] == "rate_limit_error"
+        assert one.post("/v1/completions", prompt=[5], n=2, temperature=1).status_code == 200
+
+
+def test_a_request_that_takes_too_long_is_ended(server):
+    with running({"device": "null"}, request_seconds=0.2) as one:
+        body = {"prompt": [5], "max_tokens": 8000, "ignore_eos": True}
+        response = one.post("/v1/completions", **body)
+        assert response.status_code == 408 and response.json()["error"]["code"] == "timeout"
+        assert one.events("/v1/completions", **body)[-1]["error"]["code"] == "timeout"
+        wait_until(one.is_idle)
+
+
+def test_other_origins_are_not_let_in(server):
+    response = server.http.get("/v1/models", headers={"origin": "http://evil.example"})
+    assert "access-control-allow-origin" not in response.headers
+
+
+def leave(server, body, seconds):
+    """Ask, read for a while, and hang up."""
+    host, port = server.url.removeprefix("http://").split(":")
+    data = json.dumps(body).encode()
+    with socket.create_connection((host, int(port))) as client:
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(data)}\r\n\r\n"
+        client.sendall(head.encode() + data)
+        time.sleep(seconds)
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+def test_dropped_clients_free_their_requests(server, is_stream):
+    random.seed(7)
+    for _ in range(12):
+        body = {"prompt": "a " * random.randint(1, 200), "max_tokens": 1500, "ignore_eos": True, "stream": is_stream}
+        leave(server, body, random.choice([0.001, 0.02, 0.1]))
+    started = time.monotonic()
+    wait_until(server.is_idle, 10)
+    assert time.monotonic() - started < 2.0
+
+
+def test_many_large_bodies_at_once_are_refused_before_they_fill_the_memory():
+    budget = Budget(100)
+    budget.take(60)
+    with pytest.raises(ApiError) as caught:
+        budget.take(41)
+    assert caught.value.status == 429 and caught.value.headers["retry-after"]
+    budget.give(60)
+    budget.take(100)
+
+
+def test_a_refused_body_gives_its_bytes_back(server):
+    left = server.service.budget._left
+    for data in (b"{", DEEP, b" " * 2**25 + b"x"):
+        server.http.post(CHAT, content=data)
+    assert server.service.budget._left == left == MAX_TOTAL_BYTES

@@ -1,0 +1,120 @@
+"""`/tokenize`, `/detokenize`, `/generate`, `/abort`, and what the server says of itself."""
+
+import json
+import threading
+
+import openai
+import pytest
+
+from deepinfer.sampling.params import declared
+from deepinfer.serve.app import ROUTES
+from serve_client import wait_until
+
+HELLO = [{"role": "user", "content": "Hello"}]
+
+
+def test_text_goes_to_tokens_and_back(server):
+    made = server.post("/tokenize", prompt="Hello, Ж!", return_token_strs=True).json()
+    assert made["count"] == len(made["tokens"]) == len(made["token_strs"]) and made["max_model_len"] > 1000
+    assert server.post("/detokenize", tokens=made["tokens"]).json() == {"prompt": "Hello, Ж!"}
+
+
+def test_a_conversation_is_tokenized_as_it_would_be_answered(server):
+    made = server.post("/tokenize", messages=HELLO).json()
+    answer = server.post("/v1/chat/completions", messages=HELLO, max_tokens=1, return_token_ids=True).json()
+    assert made["tokens"] == answer["prompt_token_ids"]
+    assert server.post("/detokenize", tokens=made["tokens"]).json()["prompt"].endswith("Hello<｜Assistant｜><think>")
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("/tokenize", {}), ("/tokenize", {"prompt": 3}), ("/abort", {}), ("/generate", {}),
+     ("/detokenize", {"tokens": [-1]}), ("/detokenize", {"tokens": "a"}), ("/detokenize", {"tokens": [True]}),
+     ("/generate", {"prompt": "a", "text": "b"})],
+)  # fmt: skip
+def test_a_wrong_body_is_refused(server, path, body):
+    response = server.post(path, **body)
+    assert response.status_code == 400 and response.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("name", ["prompt_token_ids", "input_ids"])
+def test_generate_takes_and_gives_token_ids(server, name):
+    params = {"max_tokens": 4, "seed": 1, "ignore_eos": True}
+    whole = server.post("/generate", **{name: [10, 11, 12]}, sampling_params=params).json()
+    assert whole["prompt_token_ids"] == [10, 11, 12] and len(whole["token_ids"]) == 4
+    events = server.events("/generate", **{name: [10, 11, 12]}, **params)
+    assert events.pop() == "[DONE]"
+    assert sum((event["token_ids"] for event in events), []) == whole["token_ids"]
+    assert events[-1]["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize("by", ["x-request-id", "answer"])
+def test_abort_ends_a_stream_by_either_name(server, by):
+    body = {"prompt": "a", "max_tokens": 500, "ignore_eos": True, "stream": True}
+    with server.http.stream("POST", "/v1/completions", json=body, headers={"x-request-id": f"mine-{by}"}) as response:
+        lines = response.iter_lines()
+        answer_id = json.loads(next(lines).removeprefix("data: "))["id"]
+        name = answer_id if by == "answer" else f"mine-{by}"
+        assert server.post("/abort", request_id=name).json() == {"aborted": True}
+        rest = [line for line in lines if line]
+    assert '"finish_reason": "abort"' in rest[-2] and rest[-1] == "data: [DONE]"
+    assert server.post("/abort", request_id=name).json() == {"aborted": False}
+    wait_until(server.is_idle)
+
+
+def test_abort_leaves_the_requests_of_other_keys_alone(null):
+    done = threading.Event()
+    body = {"prompt": [5], "max_tokens": 100, "ignore_eos": True}
+
+    def ask():
+        assert null.post("/v1/completions", **body, request_id="one").status_code == 200
+        done.set()
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    other = null.http.post("/abort", json={"request_id": "one"}, headers={"authorization": "Bearer second-key"})
+    assert other.json() == {"aborted": False}
+    thread.join(60)
+    assert done.is_set()
+
+
+def test_models_are_listed(client):
+    assert [model.id for model in client.models.list()] == ["deepinfer-nano"]
+    assert client.models.retrieve("deepinfer-nano").max_model_len > 1000
+    with pytest.raises(openai.NotFoundError, match="'other' is not here"):
+        client.models.retrieve("other")
+
+
+def test_health_ready_and_version(server):
+    assert server.http.get("/health").json()["status"] == "ok"
+    assert server.http.get("/ready").json() == {"ready": True}
+    assert server.http.get("/version").json()["version"]
+
+
+def test_metrics_count_under_both_names(server):
+    def value(name):
+        page = server.http.get("/metrics").text
+        return next(float(line.rpartition(" ")[2]) for line in page.splitlines() if line.startswith(name + "{"))
+
+    before = value("deepinfer:generation_tokens_total")
+    server.post("/v1/completions", prompt="a", max_tokens=7, ignore_eos=True)
+    assert value("deepinfer:generation_tokens_total") == before + 7
+    assert value("vllm:generation_tokens_total") == before + 7
+    assert value("vllm:kv_cache_usage_perc") == 0 and value("deepinfer:engine_up") == 1
+    assert value("vllm:request_success_total") >= 0
+
+
+@pytest.mark.parametrize(("method", "path", "status"), [("GET", "/nothing", 404), ("GET", "/v1/completions", 405)])
+def test_an_unknown_path_or_method_has_a_structured_body(server, method, path, status):
+    response = server.http.request(method, path)
+    assert response.status_code == status and response.json()["error"]["message"].startswith(f"{method} {path}")
+
+
+def test_the_openapi_document_has_every_endpoint_and_parameter(server):
+    document = server.http.get("/openapi.json").json()
+    assert document["openapi"].startswith("3.1")
+    missing = [path for _, path, _ in ROUTES if path.startswith("/v1/") and path not in document["paths"]]
+    assert missing == ["/v1/models/{name:path}"]
+    schema = document["paths"]["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert {spec.name for spec in declared()} <= set(schema["properties"])
+    assert schema["properties"]["temperature"]["anyOf"][0] == {"type": "number", "minimum": 0.0, "maximum": 100.0}
