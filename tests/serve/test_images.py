@@ -36,8 +36,8 @@ def by_messages(claude, url: str) -> str:
     source = {"type": "base64", "media_type": "image/png", "data": url.partition(",")[2]}
     content = [{"type": "text", "text": "Which digit is this?"}, {"type": "image", "source": source}]
     answer = claude.messages.create(
-        model=MODEL, messages=[{"role": "user", "content": content}], temperature=0, max_tokens=8,
-        thinking={"type": "disabled"},
+        model=MODEL, messages=[{"role": "user", "content": content}], max_tokens=8,
+        thinking={"type": "disabled"}, extra_body={"temperature": 0},
     )  # fmt: skip
     return answer.content[0].text
 
@@ -62,9 +62,9 @@ def test_the_three_protocols_see_the_same_pictures(server, client):
 
 def test_an_image_that_is_spelled_with_escapes_is_seen_too(server, client):
     url, _ = digits()[0]
-    text = json.dumps({"model": MODEL, "temperature": 0, "max_tokens": 8, "thinking": {"type": "disabled"}, "messages": [
-        {"role": "user", "content": [{"type": "text", "text": "Which digit is this?"},
-                                     {"type": "image_url", "image_url": {"url": url}}]}]})  # fmt: skip
+    content = [{"type": "text", "text": "Which digit is this?"}, {"type": "image_url", "image_url": {"url": url}}]
+    body = {"model": MODEL, "temperature": 0, "max_tokens": 8, "thinking": {"type": "disabled"}}
+    text = json.dumps(body | {"messages": [{"role": "user", "content": content}]})
     data = text.replace("image", "im\\u0061ge").encode()
     reply = server.http.post("/v1/chat/completions", content=data, headers={"content-type": "application/json"})
     assert reply.json()["choices"][0]["message"]["content"] == by_chat(client, url)
