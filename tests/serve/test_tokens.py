@@ -118,3 +118,18 @@ def test_the_openapi_document_has_every_endpoint_and_parameter(server):
     schema = document["paths"]["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
     assert {spec.name for spec in declared()} <= set(schema["properties"])
     assert schema["properties"]["temperature"]["anyOf"][0] == {"type": "number", "minimum": 0.0, "maximum": 100.0}
+
+
+def test_metrics_tell_what_became_of_drafts_by_place(server):
+    body = {"prompt_token_ids": [5, 6, 7, 8], "max_tokens": 24, "temperature": 0, "ignore_eos": True}
+    assert server.post("/generate", **body).status_code == 200
+    lines = dict(line.rsplit(" ", 1) for line in server.http.get("/metrics").text.splitlines() if line[:1] != "#")
+    model = 'model_name="deepinfer-nano"'
+    for prefix in ("deepinfer:", "vllm:"):
+        total = float(lines[f"{prefix}spec_decode_num_accepted_tokens_total{{{model}}}"])
+        places = [
+            float(lines[f'{prefix}spec_decode_num_accepted_tokens_per_pos_total{{{model},position="{place}"}}'])
+            for place in range(5)
+        ]
+        assert sum(places) == total <= float(lines[f"{prefix}spec_decode_num_draft_tokens_total{{{model}}}"])
+    assert float(lines[f'deepinfer:spec_decode_num_proposed_tokens_per_pos_total{{{model},position="0"}}']) > 0

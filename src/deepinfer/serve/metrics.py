@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from deepinfer.engine.stats import EngineStats
-from deepinfer.messages import Finished, GenerateRequest
+from deepinfer.messages import DraftCounts, Finished, GenerateRequest
 
 PREFIX, ALIAS = "deepinfer:", "vllm:"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -113,7 +113,32 @@ class _Page(Collector):
             }
             for name, (text, total) in totals.items():
                 Counter(PREFIX + name, text, ["model_name"], registry=page).labels(self._model).inc(total)
-        return page.collect()
+        drafts = None if stats is None else stats.drafts
+        return page.collect() if drafts is None else (*page.collect(), *self._drafts(drafts))
+
+    def _drafts(self, counts: DraftCounts) -> Iterator[Metric]:
+        """Speculation: over all, and by the place of a draft after the newest token."""
+        totals = {
+            "num_drafts": ("Steps of a request that checked drafts", counts.num_rows),
+            "num_draft_tokens": ("Drafts that were checked", counts.checked.sum()),
+            "num_accepted_tokens": ("Drafts that were accepted", counts.accepted.sum()),
+        }
+        for name, (text, total) in totals.items():
+            family = CounterMetricFamily(f"{PREFIX}spec_decode_{name}", text, labels=["model_name"])
+            family.add_metric([self._model], float(total))
+            yield family
+        places = {"proposed": counts.proposed, "checked": counts.checked, "accepted": counts.accepted}
+        for name, values in places.items():
+            family = CounterMetricFamily(
+                f"{PREFIX}spec_decode_num_{name}_tokens_per_pos", f"Drafts {name}", labels=["model_name", "position"]
+            )
+            for place, value in enumerate(values.tolist()):
+                family.add_metric([self._model, str(place)], float(value))
+            yield family
+        text = "Mean distance between estimated and seen acceptance of drafts"
+        gauge = GaugeMetricFamily(f"{PREFIX}spec_decode_calibration_error", text, labels=["model_name"])
+        gauge.add_metric([self._model], counts.calibration_error)
+        yield gauge
 
 
 def _renamed(family: Metric) -> Metric:
