@@ -22,7 +22,7 @@ def policy_of(llm):
 
 
 def open_llm(**options):
-    return LLM(goldens.CHECKPOINT, precision="float32", max_num_requests=3, **options)
+    return LLM(goldens.CHECKPOINT, device="cpu", max_num_requests=3, **options)
 
 
 def test_times_are_measured_kept_and_read_again(folder, monkeypatch):

@@ -141,7 +141,8 @@ class SpeculateOptions:
         variable="DEEPINFER_USE_NEXTN_DECODE",
     )  # fmt: skip
     draft_scheduling: bool = option(
-        True, "check only drafts that are worth their time, by confidence and measured step times; false: all of them",
+        True, "check only drafts that are worth their time, by confidence and measured step times (precision fast); "
+        "false: all of them",
         variable="DEEPINFER_ENABLE_MTP_VARLEN",
     )  # fmt: skip
     draft_acceptance: DraftAcceptance = option(

@@ -120,7 +120,9 @@ def build_runner(config: EngineConfig, folder: Path, eos_ids: Sequence[int] | No
     runner = Runner(bound, builder, sampler, constraints, clock=ops.clock, checker=ops.checker, encoder=encoder)
     if num_drafts:
         policy: DraftPolicy = CheckAll()
-        if config.speculate.draft_scheduling and not options.check_ops:  # checks take times of their own
+        # Choices by time change batches, and with ops that are not batch-invariant last bits. The precisions that
+        # are for comparing repeat a request exactly instead; and op checks take times of their own.
+        if config.speculate.draft_scheduling and options.precision == "fast" and not options.check_ops:
             threads = options.num_threads or default_threads()
             key = f"{folder.resolve()} {options.layers} {options.precision} {device} {ops.origin} {threads}"
             policy = CheckWorthwhile(num_drafts, *step_costs(runner, bound.draft, num_slots, num_drafts, key))
