@@ -1,6 +1,7 @@
 """Drafts on the small model: accepted tokens, decode rates with and without drafts, and what scheduling saves.
 
     PYTHONPATH=src python benchmarks/drafts.py [--batches 1,2,4,8,16,32,64] [--rounds 5] [--out drafts.json]
+    python benchmarks/drafts.py --plot drafts.svg --out drafts.json    # of a report that is there; needs matplotlib
 
 Three parts. Accepted drafts: greedy answers to PER_SKILL prompts of each skill of the model's evaluation, 64 at a
 time, all drafts checked. Selection: the same where a checked draft costs a fixed share of what a row costs, as in a
@@ -61,7 +62,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--num-threads", type=int, default=None)
     parser.add_argument("--out", type=Path, default=None)
+    parser.add_argument("--plot", type=Path, default=None)
     args = parser.parse_args()
+    if args.plot is not None:
+        return draw(json.loads(args.out.read_text()), args.plot)
     batches = [int(size) for size in args.batches.split(",")]
     records = [json.loads(line) for line in EVAL.read_text().splitlines()]
     records = [record for record in records if not record["skill"].startswith("image_")]
@@ -116,6 +120,29 @@ def selection(
         line[f"{name}_less"] = round(1 - found[f"{name}_per_step"] / all_checked[f"{name}_per_step"], 3)
     print(line | found, flush=True)
     return line | found
+
+
+def draw(report: dict[str, Any], file: Path) -> None:
+    """Rates by batch size beside what selection saves and loses."""
+    import matplotlib.pyplot as plt
+
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
+    batches = [line["batch"] for line in report["rates"]]
+    for mode, label in (("all", "all drafts checked"), ("scheduled", "scheduled")):
+        low, high = zip(*(line["range"][mode] for line in report["rates"]), strict=True)
+        left.plot(batches, [line["ratio"][mode] for line in report["rates"]], marker="o", label=label)
+        left.fill_between(batches, low, high, alpha=0.15)
+    left.axhline(1.0, color="gray", linewidth=1)
+    left.set(
+        xscale="log", xlabel="requests", ylabel="decode rate / without drafts", xticks=batches, xticklabels=batches
+    )
+    left.legend(frameon=False)
+    lines = sorted(report["selection"], key=lambda line: line["checked_less"])
+    right.plot(
+        [100 * line["checked_less"] for line in lines], [100 * line["accepted_less"] for line in lines], marker="o"
+    )
+    right.set(xlabel="drafts checked less, %", ylabel="accepted less, %", xlim=(0, None), ylim=(0, None))
+    figure.savefig(file)
 
 
 def rates(llms: dict[str, LLM], prompts: list[list[int]], batch: int, rounds: int) -> dict[str, Any]:
