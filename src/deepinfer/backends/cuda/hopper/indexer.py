@@ -12,7 +12,7 @@ from torch import Tensor
 
 from deepinfer.backends.cuda.hopper.compressor import packed_index
 from deepinfer.backends.cuda.hopper.linear import linear
-from deepinfer.backends.cuda.hopper.numbers import e2m1_numbers, multiply, scaled_e2m1, to_bf16, ue8m0
+from deepinfer.backends.cuda.hopper.numbers import e2m1_numbers, group_bytes, multiply, scaled_e2m1, to_bf16, ue8m0
 from deepinfer.backends.cuda.hopper.quant import Matrix, prepare_matrix
 from deepinfer.backends.cuda.hopper.rope import rotated_tail
 from deepinfer.backends.cuda.hopper.selection import best_columns
@@ -23,8 +23,9 @@ from deepinfer.ops.values import Selection
 from deepinfer.ops.weights import IndexerWeights
 
 TOKEN_TILE = 4  # tokens of one row that are scored together
-KEY_TILE = 128
-KEY_TILES = 8  # that one program scores
+KEY_TILE = 64
+KEY_TILES = 16  # that one program scores
+CANDIDATE_TILE, CANDIDATE_TILES = 128, 8  # the same where entries are gathered
 SCORE_BYTES = 1 << 30  # of scores that are held at a time
 
 
@@ -48,6 +49,8 @@ def prepare_indexer(indexer: IndexerWeights) -> Indexer:
     """Pack the weights. Raises ShapeError where candidates could hold fewer entries than are picked."""
     rows, heads = indexer.wq_b.value.shape[0], indexer.num_heads
     require(rows % heads == 0, f"index wq_b has {rows} rows; it must be a multiple of its {heads} heads")
+    dim = rows // heads
+    require(dim in (32, 64, 128, 256), f"the index dimension is {dim}; it must be 32, 64, 128 or 256")
     require(
         indexer.candidate_blocks * indexer.candidate_size >= indexer.top_k + indexer.candidate_size,
         f"{indexer.candidate_blocks} candidate blocks of {indexer.candidate_size} entries must hold a block more than "
@@ -58,7 +61,7 @@ def prepare_indexer(indexer: IndexerWeights) -> Indexer:
         weights_proj=prepare_matrix(indexer.weights_proj),
         frequencies=rope_frequencies(indexer.rope, indexer.wq_b.value.device),
         num_heads=heads,
-        dim=rows // heads,
+        dim=dim,
         top_k=indexer.top_k,
         ratio=indexer.ratio,
         keeps_candidates=indexer.keeps_candidates,
@@ -85,33 +88,50 @@ def query_kernel(
 @triton.jit
 def keys_of(
     pages, table, entry, is_seen, page_stride, num_blocks, per_block, table_columns,
-    WIDTH: tl.constexpr, WIDTH_TILE: tl.constexpr, KEYS: tl.constexpr,
+    WIDTH: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """Index keys [KEYS, WIDTH_TILE] bf16 of one row's entries."""
+    """Index keys [KEYS, WIDTH] bf16 of one row's entries."""
     column = entry // per_block
     block = tl.load(table + column, mask=is_seen & (column < table_columns), other=0)
     is_seen &= (block >= 0) & (block < num_blocks)
     row_at = pages + block.to(tl.int64) * page_stride + (entry % per_block).to(tl.int64) * (WIDTH // 32 * 17)
-    row_at = row_at[:, None, None]
-    group, member = tl.arange(0, WIDTH_TILE // 32)[None, :, None], tl.arange(0, 16)[None, None, :]
-    is_read = is_seen[:, None, None] & (group < WIDTH // 32)
-    codes = tl.load(row_at + group * 16 + member, mask=is_read, other=0)
-    factors = ue8m0(tl.load(row_at + WIDTH // 2 + group, mask=is_read, other=127))
-    return tl.reshape(scaled_e2m1(codes, factors), [KEYS, WIDTH_TILE])
+    return widened_keys(row_at, is_seen, WIDTH, KEYS)
+
+
+@triton.jit
+def neighbours_of(
+    pages, table, start, limit, page_stride, num_blocks, PER_BLOCK: tl.constexpr, table_columns,
+    WIDTH: tl.constexpr, KEYS: tl.constexpr,
+):  # fmt: skip
+    """The same of entries start .. start + KEYS, which lie in one block."""
+    column = start // PER_BLOCK
+    block = tl.load(table + column, mask=column < table_columns, other=0)
+    place = tl.arange(0, KEYS)
+    is_seen = (start + place < limit) & (block >= 0) & (block < num_blocks)
+    page = pages + block.to(tl.int64) * page_stride + start % PER_BLOCK * (WIDTH // 32 * 17)
+    return widened_keys(page + place * (WIDTH // 32 * 17), is_seen, WIDTH, KEYS)
+
+
+@triton.jit
+def widened_keys(row_at, is_seen, WIDTH: tl.constexpr, KEYS: tl.constexpr):
+    byte = tl.arange(0, WIDTH // 2)[None, :]
+    codes = tl.load(row_at[:, None] + byte, mask=is_seen[:, None], other=0)
+    factors = ue8m0(group_bytes(row_at + WIDTH // 2, is_seen, WIDTH // 32, WIDTH // 32, WIDTH % 128 == 0))
+    return tl.reshape(scaled_e2m1(tl.reshape(codes, [KEYS, WIDTH // 32, 16]), factors), [KEYS, WIDTH])
 
 
 @triton.jit
 def queries_of(
     q, weights, token, num_tokens,
-    HEADS: tl.constexpr, WIDTH: tl.constexpr, WIDTH_TILE: tl.constexpr, TOKENS: tl.constexpr, HEAD_TILE: tl.constexpr,
+    HEADS: tl.constexpr, WIDTH: tl.constexpr, TOKENS: tl.constexpr, HEAD_TILE: tl.constexpr,
 ):  # fmt: skip
-    """Queries [WIDTH_TILE, TOKENS * HEAD_TILE] bf16 of the tokens from `token` on, and their heads' weights."""
+    """Queries [WIDTH, TOKENS * HEAD_TILE] bf16 of the tokens from `token` on, and their heads' weights."""
     line = tl.arange(0, TOKENS * HEAD_TILE)
     owner, head = (token + line // HEAD_TILE).to(tl.int64), line % HEAD_TILE
     is_line = (owner < num_tokens) & (head < HEADS)
-    column = tl.arange(0, WIDTH_TILE)
+    column = tl.arange(0, WIDTH)
     at = (owner * HEADS + head)[None, :] * WIDTH + column[:, None]
-    queries = tl.load(q + at, mask=is_line[None, :] & (column < WIDTH)[:, None], other=0.0)
+    queries = tl.load(q + at, mask=is_line[None, :], other=0.0)
     return queries, tl.load(weights + owner * HEADS + head, mask=is_line, other=0.0)
 
 
@@ -126,8 +146,8 @@ def head_sums(keys, queries, share, TOKENS: tl.constexpr, HEAD_TILE: tl.constexp
 @triton.jit
 def score_kernel(
     q, weights, pages, table, tile_rows, tile_firsts, tile_lasts, visible, scores,
-    score_stride, page_stride, num_blocks, per_block, table_columns,
-    HEADS: tl.constexpr, WIDTH: tl.constexpr, WIDTH_TILE: tl.constexpr, HEAD_TILE: tl.constexpr,
+    score_stride, page_stride, num_blocks, PER_BLOCK: tl.constexpr, table_columns,
+    HEADS: tl.constexpr, WIDTH: tl.constexpr, HEAD_TILE: tl.constexpr,
     TOKENS: tl.constexpr, KEYS: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
     """Some tokens of one row against some tiles of its entries; entries that none of them sees are left out."""
@@ -138,14 +158,19 @@ def score_kernel(
     if last > first:
         limit = tl.load(visible + last - 1)
     if begin < limit:
-        queries, share = queries_of(q, weights, first, last, HEADS, WIDTH, WIDTH_TILE, TOKENS, HEAD_TILE)
+        queries, share = queries_of(q, weights, first, last, HEADS, WIDTH, TOKENS, HEAD_TILE)
         token = first + tl.arange(0, TOKENS)
         for start in range(begin, tl.minimum(limit, begin + KEYS * TILES), KEYS):
             entry = start + tl.arange(0, KEYS)
-            keys = keys_of(
-                pages, table + row.to(tl.int64) * table_columns, entry, entry < limit, page_stride, num_blocks,
-                per_block, table_columns, WIDTH, WIDTH_TILE, KEYS,
-            )  # fmt: skip
+            line = table + row.to(tl.int64) * table_columns
+            if PER_BLOCK % KEYS == 0:
+                keys = neighbours_of(
+                    pages, line, start, limit, page_stride, num_blocks, PER_BLOCK, table_columns, WIDTH, KEYS
+                )
+            else:
+                keys = keys_of(
+                    pages, line, entry, entry < limit, page_stride, num_blocks, PER_BLOCK, table_columns, WIDTH, KEYS
+                )
             total = head_sums(keys, queries, share, TOKENS, HEAD_TILE)
             at = scores + token.to(tl.int64)[None, :] * score_stride + entry[:, None]
             tl.store(at, total, mask=(token < last)[None, :] & (entry < limit)[:, None])
@@ -154,14 +179,14 @@ def score_kernel(
 @triton.jit
 def candidate_kernel(
     q, weights, pages, table, token_rows, visible, candidates, scores,
-    num_candidates, score_stride, page_stride, num_blocks, per_block, table_columns,
-    HEADS: tl.constexpr, WIDTH: tl.constexpr, WIDTH_TILE: tl.constexpr, HEAD_TILE: tl.constexpr,
+    num_candidates, score_stride, page_stride, num_blocks, per_block: tl.constexpr, table_columns,
+    HEADS: tl.constexpr, WIDTH: tl.constexpr, HEAD_TILE: tl.constexpr,
     SIZE: tl.constexpr, KEYS: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
     """One token against some tiles of the entries of its candidate blocks; what it does not see gets -inf."""
     token = tl.program_id(1).to(tl.int64)
     row, limit = tl.load(token_rows + token), tl.load(visible + token)
-    queries, share = queries_of(q, weights, token, token + 1, HEADS, WIDTH, WIDTH_TILE, 1, HEAD_TILE)
+    queries, share = queries_of(q, weights, token, token + 1, HEADS, WIDTH, 1, HEAD_TILE)
     for tile in range(TILES):
         place = (tl.program_id(0) * TILES + tile) * KEYS + tl.arange(0, KEYS)
         is_place = place < num_candidates * SIZE
@@ -170,7 +195,7 @@ def candidate_kernel(
         is_seen = (block >= 0) & (entry < limit)
         keys = keys_of(
             pages, table + row.to(tl.int64) * table_columns, tl.where(is_seen, entry, 0), is_seen, page_stride,
-            num_blocks, per_block, table_columns, WIDTH, WIDTH_TILE, KEYS,
+            num_blocks, per_block, table_columns, WIDTH, KEYS,
         )  # fmt: skip
         total = tl.reshape(head_sums(keys, queries, share, 1, HEAD_TILE), [KEYS])
         tl.store(scores + token * score_stride + place, tl.where(is_seen, total, float("-inf")), mask=is_place)
@@ -260,15 +285,15 @@ def _select_part(
     num_entries, seen = (batch.max_position + 1) // indexer.ratio, visible[part]
     count, size, table = min(indexer.top_k, num_entries), indexer.candidate_size, batch.block_table.contiguous()
     paging = index_pages.stride(0), index_pages.shape[0], index_pages.shape[1], table.shape[1]
-    shape = indexer.num_heads, indexer.dim, triton.next_power_of_2(indexer.dim)
+    shape = indexer.num_heads, indexer.dim
     heads = triton.next_power_of_2(indexer.num_heads)
     if candidates is not None and not indexer.keeps_candidates:
         blocks = candidates[part].contiguous()
         width = blocks.shape[1] * size
         scores = torch.empty(len(seen), width, device=q.device)
-        candidate_kernel[(triton.cdiv(width, KEY_TILE * KEY_TILES), len(seen))](
+        candidate_kernel[(triton.cdiv(width, CANDIDATE_TILE * CANDIDATE_TILES), len(seen))](
             q[part], weights[part], index_pages, table, batch.rows[part], seen, blocks, scores,
-            blocks.shape[1], width, *paging, *shape, max(16, heads), size, KEY_TILE, KEY_TILES, num_warps=4,
+            blocks.shape[1], width, *paging, *shape, max(16, heads), size, CANDIDATE_TILE, CANDIDATE_TILES, num_warps=4,
         )  # fmt: skip
         limits = torch.full_like(seen, width)
         return Selection(best_columns(scores, limits, count, blocks, size), blocks)
@@ -277,7 +302,7 @@ def _select_part(
     score_kernel[(triton.cdiv(num_entries, KEY_TILE * KEY_TILES), len(rows))](
         q[part], weights[part], index_pages, table, rows, (firsts - part.start).clamp(0, len(seen)),
         (lasts - part.start).clamp(0, len(seen)), seen, scores, num_entries, *paging, *shape,
-        max(4, heads), TOKEN_TILE, KEY_TILE, KEY_TILES, num_warps=8,
+        max(4, heads), TOKEN_TILE, KEY_TILE, KEY_TILES, num_warps=4,
     )  # fmt: skip
     entries = best_columns(scores, seen, count)
     if not indexer.keeps_candidates:

@@ -53,12 +53,18 @@ def matmul_kernel(
     tl.store(out_at, result, mask=is_token[:, None] & is_row[None, :])
 
 
-def tiles(num_tokens: int) -> dict[str, int]:
-    """Launch options of a product with this many tokens."""
-    if num_tokens <= 64:
-        token_tile = 16 if num_tokens <= 16 else 32 if num_tokens <= 32 else 64
-        return {"TOKEN_TILE": token_tile, "ROW_TILE": 64, "STEP": 128, "num_warps": 4, "num_stages": 4}
-    return {"TOKEN_TILE": 128, "ROW_TILE": 128, "STEP": 128, "num_warps": 8, "num_stages": 3}
+def tiles(num_tokens: int, num_rows: int, is_narrow: bool) -> dict[str, int]:
+    """Launch options of a product with this many tokens and matrix rows; is_narrow: of bytes, else of bf16.
+
+    Small ones read the matrix and little else: many short programs that load far ahead.
+    """
+    if num_tokens <= 64 or num_rows <= 512:
+        token_tile = 16 if num_tokens <= 16 else 32
+        return {"TOKEN_TILE": token_tile, "ROW_TILE": 64, "STEP": 128, "num_warps": 4, "num_stages": 6 if is_narrow else 4}
+    if is_narrow and num_rows >= 16384:
+        return {"TOKEN_TILE": 128, "ROW_TILE": 256, "STEP": 128, "num_warps": 8, "num_stages": 3}
+    step = 128 if is_narrow else 64
+    return {"TOKEN_TILE": 128, "ROW_TILE": 128, "STEP": step, "num_warps": 8, "num_stages": 4}
 
 
 def matmul(x: Rows, matrix: Rows, dtype: torch.dtype = torch.bfloat16) -> Tensor:
@@ -92,10 +98,8 @@ def _launch(
     num_rows, width, groups = shape
     if not num_tokens:
         return
-    options = tiles(num_tokens)
     has_scales = matrix.scale is not None
-    if not has_scales:
-        options["STEP"] = 64
+    options = tiles(num_tokens, num_rows * groups, has_scales)
     grid = (triton.cdiv(num_tokens, options["TOKEN_TILE"]), triton.cdiv(num_rows, options["ROW_TILE"]), groups)
     matmul_kernel[grid](
         x.values, x.scale, matrix.values, matrix.scale, out, num_tokens, *strides, *group_strides,

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from deepinfer.backends.cuda.hopper.linear import linear
-from deepinfer.backends.cuda.hopper.numbers import e2m1_as_e4m3, multiply, to_bf16
+from deepinfer.backends.cuda.hopper.numbers import e2m1_as_e4m3, group_bytes, multiply, to_bf16
 from deepinfer.backends.cuda.hopper.quant import E4M3, Matrix, Rows, fold_groups, prepare_matrix, quantise
 from deepinfer.ops.reference import quant
 from deepinfer.ops.reference.shapes import expect, require
@@ -24,6 +24,8 @@ from deepinfer.ops.weights import ExpertWeights, RouterWeights, Weight
 
 SCORINGS = ("sqrtsoftplus", "softmax", "sigmoid")
 STEP = 128  # columns of a matrix that are widened at a time
+WIDE_PAIRS = 128  # pairs an expert above which its matrices are widened in memory
+WIDE_BYTES = 1 << 30  # of one widened stack
 MOST_OCTAVES = 11  # between the groups of a row, so that each code is a normal e4m3
 
 
@@ -200,8 +202,8 @@ def order_kernel(chosen, order, ends, num_pairs, TILE: tl.constexpr):
 
 @triton.jit
 def experts_kernel(
-    x, x_scale, codes, shifts, scale, order, ends, out, num_experts, pairs_per_line,
-    ROWS: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr, EXPERT_TILE: tl.constexpr,
+    x, x_scale, codes, shifts, wide, scale, order, ends, out, num_experts, pairs_per_line,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr, IS_WIDE: tl.constexpr, EXPERT_TILE: tl.constexpr,
     TOKEN_TILE: tl.constexpr, ROW_TILE: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     """One tile of out [pairs, ROWS] = x [pair // pairs_per_line] @ matrix of the pair's expert.T."""
@@ -223,42 +225,73 @@ def experts_kernel(
         row = tl.program_id(1) * ROW_TILE + tl.arange(0, ROW_TILE)
         is_row = row < ROWS
         matrix_row = own.to(tl.int64) * ROWS + tl.where(is_row, row, 0)
-        group, member = tl.arange(0, STEP // 32)[None, :, None], tl.arange(0, 16)[None, None, :]
-        codes_at = codes + (matrix_row * (PADDED // 2))[:, None, None] + group * 16 + member
-        shifts_at = shifts + (matrix_row * (PADDED // 32))[:, None, None] + group
-        column = tl.arange(0, STEP // 2)
-        column += column // 16 * 16  # the first half of each group
+        byte = tl.arange(0, STEP // 2)
+        codes_at = codes + (matrix_row * (PADDED // 2))[:, None] + byte[None, :]
+        shifts_at = shifts + matrix_row * (PADDED // 32)
+        wide_at = wide + (matrix_row * PADDED)[:, None] + byte[None, :]
+        column = byte + byte // 16 * 16  # the first half of each group
         x_at = x + line.to(tl.int64)[None, :] * WIDTH + column[:, None]
         total = tl.zeros([ROW_TILE, TOKEN_TILE], tl.float32)
         for start in range(0, PADDED, STEP):
-            wide = e2m1_as_e4m3(tl.load(codes_at), tl.load(shifts_at))
             if WIDTH == PADDED:
                 low, high = tl.load(x_at), tl.load(x_at + 16)
             else:
                 low = tl.load(x_at, mask=column[:, None] < WIDTH - start, other=0.0)
                 high = tl.load(x_at + 16, mask=column[:, None] < WIDTH - start - 16, other=0.0)
-            part = tl.zeros([ROW_TILE, TOKEN_TILE], tl.float32)
-            part = multiply(tl.reshape(wide[0], [ROW_TILE, STEP // 2]), low, part, STEP // 2)
-            part = multiply(tl.reshape(wide[1], [ROW_TILE, STEP // 2]), high, part, STEP // 2)
-            total += part
-            codes_at += STEP // 2
-            shifts_at += STEP // 32
+            if IS_WIDE:
+                first, second = tl.load(wide_at), tl.load(wide_at + STEP // 2)
+                wide_at += STEP
+            else:
+                shift = group_bytes(shifts_at, row < ROWS, STEP // 32, STEP // 32, True)
+                packed = tl.reshape(tl.load(codes_at), [ROW_TILE, STEP // 32, 16])
+                first, second = e2m1_as_e4m3(packed, shift)
+                first, second = tl.reshape(first, [ROW_TILE, STEP // 2]), tl.reshape(second, [ROW_TILE, STEP // 2])
+                codes_at += STEP // 2
+                shifts_at += STEP // 32
+            part = multiply(first, low, tl.zeros([ROW_TILE, TOKEN_TILE], tl.float32), STEP // 2)
+            total += multiply(second, high, part, STEP // 2)
             x_at += STEP
         total *= tl.load(scale + matrix_row)[:, None] * tl.load(x_scale + line, mask=is_pair, other=0.0)[None, :]
         out_at = out + pair.to(tl.int64)[:, None] * ROWS + row[None, :]
         tl.store(out_at, to_bf16(tl.trans(total)), mask=is_pair[:, None] & is_row[None, :])
 
 
+@triton.jit
+def widen_kernel(codes, shifts, wide, num_rows, PADDED: tl.constexpr, ROW_TILE: tl.constexpr, STEP: tl.constexpr):
+    """Codes [num_rows, PADDED / 2] -> e4m3 [num_rows, PADDED]: of each STEP columns the low nibbles, then the high."""
+    row = tl.program_id(0).to(tl.int64) * ROW_TILE + tl.arange(0, ROW_TILE)
+    is_row = row < num_rows
+    byte = tl.arange(0, STEP // 2)
+    start = tl.program_id(1) * STEP
+    shift = group_bytes(shifts + row * (PADDED // 32) + start // 32, is_row, STEP // 32, STEP // 32, True)
+    at = codes + (row * (PADDED // 2) + start // 2)[:, None] + byte[None, :]
+    packed = tl.reshape(tl.load(at, mask=is_row[:, None], other=0), [ROW_TILE, STEP // 32, 16])
+    first, second = e2m1_as_e4m3(packed, shift)
+    at = wide + (row * PADDED + start)[:, None] + byte[None, :]
+    tl.store(at, tl.reshape(first, [ROW_TILE, STEP // 2]), mask=is_row[:, None])
+    tl.store(at + STEP // 2, tl.reshape(second, [ROW_TILE, STEP // 2]), mask=is_row[:, None])
+
+
 def expert_matmul(x: Rows, stack: Stack, order: Tensor, ends: Tensor, pairs_per_line: int) -> Tensor:
-    """Each pair's line of x times its expert's matrix: [pairs, rows] bf16."""
+    """Each pair's line of x times its expert's matrix: [pairs, rows] bf16.
+
+    With many pairs an expert, its matrix is widened once in memory instead of by every tile of
+    pairs: the same e4m3 in the same order, so the same bits.
+    """
     num_experts, num_rows, half = stack.codes.shape
-    num_pairs = len(order)
+    num_pairs, is_wide = len(order), len(order) > WIDE_PAIRS * num_experts and stack.codes.numel() * 2 <= WIDE_BYTES
     out = torch.empty(num_pairs, num_rows, dtype=torch.bfloat16, device=order.device)
+    wide = x.values
+    if is_wide:
+        wide = torch.empty(num_experts * num_rows, half * 2, dtype=torch.uint8, device=order.device).view(E4M3)
+        widen_kernel[(triton.cdiv(len(wide), 64), half * 2 // STEP)](
+            stack.codes, stack.shifts, wide, len(wide), half * 2, 64, STEP, num_warps=4
+        )
     options = expert_tiles(num_pairs, num_experts)
     most = num_pairs // options["TOKEN_TILE"] + min(num_experts, num_pairs)
     experts_kernel[(most, triton.cdiv(num_rows, options["ROW_TILE"]))](
-        x.values, x.scale, stack.codes, stack.shifts, stack.scale, order, ends, out, num_experts, pairs_per_line,
-        num_rows, stack.width, half * 2, triton.next_power_of_2(num_experts), STEP=STEP, **options,
+        x.values, x.scale, stack.codes, stack.shifts, wide, stack.scale, order, ends, out, num_experts, pairs_per_line,
+        num_rows, stack.width, half * 2, is_wide, triton.next_power_of_2(num_experts), STEP=STEP, **options,
     )  # fmt: skip
     return out
 
@@ -266,9 +299,10 @@ def expert_matmul(x: Rows, stack: Stack, order: Tensor, ends: Tensor, pairs_per_
 def expert_tiles(num_pairs: int, num_experts: int) -> dict[str, int]:
     """Launch options for this many pairs."""
     mean = num_pairs // num_experts
-    if mean <= 64:
-        return {"TOKEN_TILE": 16 if mean <= 16 else 32 if mean <= 32 else 64, "ROW_TILE": 64, "num_warps": 4}
-    return {"TOKEN_TILE": 128, "ROW_TILE": 128, "num_warps": 8}
+    if mean <= 16:
+        return {"TOKEN_TILE": 16, "ROW_TILE": 64, "num_warps": 4, "num_stages": 5}
+    token_tile = 32 if mean <= 48 else 64 if mean <= 96 else 128
+    return {"TOKEN_TILE": token_tile, "ROW_TILE": 128, "num_warps": 8, "num_stages": 4}
 
 
 @triton.jit

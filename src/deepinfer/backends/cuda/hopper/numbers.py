@@ -78,7 +78,7 @@ def power(exponent):
 
 @triton.jit
 def ue8m0(byte):
-    """uint8 -> float32: 2 ** (byte - 127), NaN for 255."""
+    """uint8 or int32 -> float32: 2 ** (byte - 127), NaN for 255."""
     exponent = byte.to(tl.int32)
     value = tl.where(exponent == 0, 5.877471754111438e-39, power(exponent))
     return tl.where(exponent == 255, float("nan"), value)
@@ -117,7 +117,8 @@ def e2m1_numbers(codes):
 # Four bytes of codes become two times four bf16. A code's three low bits, placed where the exponent
 # of a bf16 ends, are its value times 2 ** -126; two exact products bring it to its size.
 E2M1_TO_BF16 = tl.constexpr("""{
-    .reg .b32 a, b, c, d;
+    .reg .b32 a, b, c, d, k;
+    mov.b32 k, 0x7B807B80;
     prmt.b32 a, $4, 0, 0x4140;
     prmt.b32 b, $4, 0, 0x4342;
     shl.b32 c, a, 6;
@@ -125,28 +126,28 @@ E2M1_TO_BF16 = tl.constexpr("""{
     and.b32 c, c, 0x01C001C0;
     and.b32 d, d, 0x80008000;
     or.b32 c, c, d;
-    mul.rn.bf16x2 c, c, 0x7B807B80;
+    mul.rn.bf16x2 c, c, k;
     mul.rn.bf16x2 $0, c, $5;
     shl.b32 c, b, 6;
     shl.b32 d, b, 12;
     and.b32 c, c, 0x01C001C0;
     and.b32 d, d, 0x80008000;
     or.b32 c, c, d;
-    mul.rn.bf16x2 c, c, 0x7B807B80;
+    mul.rn.bf16x2 c, c, k;
     mul.rn.bf16x2 $1, c, $6;
     shl.b32 c, a, 2;
     shl.b32 d, a, 8;
     and.b32 c, c, 0x01C001C0;
     and.b32 d, d, 0x80008000;
     or.b32 c, c, d;
-    mul.rn.bf16x2 c, c, 0x7B807B80;
+    mul.rn.bf16x2 c, c, k;
     mul.rn.bf16x2 $2, c, $5;
     shl.b32 c, b, 2;
     shl.b32 d, b, 8;
     and.b32 c, c, 0x01C001C0;
     and.b32 d, d, 0x80008000;
     or.b32 c, c, d;
-    mul.rn.bf16x2 c, c, 0x7B807B80;
+    mul.rn.bf16x2 c, c, k;
     mul.rn.bf16x2 $3, c, $6;
 }""")
 
@@ -172,8 +173,29 @@ E2M1_TO_E4M3 = tl.constexpr("""{
 
 
 @triton.jit
+def group_bytes(at, is_read, GROUPS: tl.constexpr, TILE: tl.constexpr, HAS_WORDS: tl.constexpr):
+    """Bytes at + 0 .. GROUPS - 1 of each line [n]: [n, TILE, 1] int32, 0 where not read.
+
+    Loaded line by line: then the compiler brings them into the layout of the codes that they scale,
+    and not the codes into theirs. HAS_WORDS: lines begin at multiples of four bytes.
+    """
+    group = tl.arange(0, TILE)[None, :, None]
+    found = tl.zeros([at.shape[0], TILE, 1], tl.int32)
+    if HAS_WORDS and GROUPS % 4 == 0:
+        words = at.to(tl.pointer_type(tl.int32), bitcast=True)
+        for number in tl.static_range(GROUPS // 4):
+            word = tl.load(words + number, mask=is_read, other=0)
+            found = tl.where(group // 4 == number, word[:, None, None] >> (group % 4 * 8), found)
+        return found & 255
+    for number in tl.static_range(GROUPS):
+        byte = tl.load(at + number, mask=is_read, other=0).to(tl.int32)
+        found = tl.where(group == number, byte[:, None, None], found)
+    return found
+
+
+@triton.jit
 def scaled_e2m1(codes, scale):
-    """codes [..., n] uint8, scale float32 of the same rank -> [..., n, 2] bf16, exactly where bf16 holds it."""
+    """codes [n, groups, size] uint8, scale [n, groups, 1] float32 -> [n, groups, size, 2] bf16, exact where bf16 is."""
     if INTERPRETED:
         return to_bf16(e2m1_numbers(codes) * tl.expand_dims(tl.broadcast_to(scale, codes.shape), -1))
     factor = tl.broadcast_to((scale * 64.0).to(tl.bfloat16), codes.shape)
@@ -185,17 +207,17 @@ def scaled_e2m1(codes, scale):
 
 @triton.jit
 def e2m1_as_e4m3(codes, shift):
-    """codes [..., n] uint8, shift uint8 (exponent * 8, 0 .. 88) -> low and high nibbles times 2 ** (exponent - 5) as e4m3.
+    """codes [n, groups, 16] uint8, shift [n, groups, 1] int32 (8 * exponent, 0 .. 88): low and high nibbles as e4m3.
 
-    Four codes that lie side by side have one shift.
+    The values are times 2 ** (exponent - 5). A thread's neighbouring four codes are of one group.
     """
-    shifts = tl.broadcast_to(shift, codes.shape)
     if INTERPRETED:
-        wide, factor = codes.to(tl.int32), power((shifts.to(tl.int32) >> 3) + 122)
+        wide, factor = codes.to(tl.int32), power((tl.broadcast_to(shift, codes.shape) >> 3) + 122)
         return to_e4m3(e2m1_number(wide & 15) * factor), to_e4m3(e2m1_number(wide >> 4) * factor)
     low, high = tl.inline_asm_elementwise(
-        E2M1_TO_E4M3, "=r,=r,r,r", [codes, shifts], dtype=(tl.uint8, tl.uint8), is_pure=True, pack=4
-    )
+        E2M1_TO_E4M3, "=r,=r,r,r", [codes, tl.broadcast_to(shift.to(tl.uint8), codes.shape)],
+        dtype=(tl.uint8, tl.uint8), is_pure=True, pack=4,
+    )  # fmt: skip
     return low.to(tl.float8e4nv, bitcast=True), high.to(tl.float8e4nv, bitcast=True)
 
 

@@ -33,14 +33,14 @@ def rotate_heads_kernel(
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     head, pair = tl.arange(0, HEAD_TILE), tl.arange(0, PAIRS)
-    is_here = (head < HEADS)[:, None] & (pair < ROPE // 2)[None, :]
-    at = x + (token * HEADS + head)[:, None] * WIDTH + (WIDTH - ROPE) + 2 * pair[None, :]
-    first, second = tl.load(at, mask=is_here, other=0.0), tl.load(at + 1, mask=is_here, other=0.0)
+    column = tl.arange(0, 2 * PAIRS)
+    is_here = (head < HEADS)[:, None] & (column < ROPE)[None, :]
+    at = x + (token * HEADS + head)[:, None] * WIDTH + (WIDTH - ROPE) + column[None, :]
+    first, second = tl.split(tl.reshape(tl.load(at, mask=is_here, other=0.0), [HEAD_TILE, PAIRS, 2]))
     frequency = tl.load(frequencies + pair, mask=pair < ROPE // 2, other=0.0)
     angle = tl.load(positions + token).to(tl.float32) * frequency * direction
     first, second = rotated(first.to(tl.float32), second.to(tl.float32), angle[None, :])
-    tl.store(at, to_bf16(first), mask=is_here)
-    tl.store(at + 1, to_bf16(second), mask=is_here)
+    tl.store(at, to_bf16(tl.reshape(tl.join(first, second), [HEAD_TILE, 2 * PAIRS])), mask=is_here)
 
 
 def rotate_heads(x: Tensor, positions: Tensor, frequencies: Tensor, *, backwards: bool = False) -> None:
