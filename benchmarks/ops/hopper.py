@@ -168,7 +168,7 @@ def tensors(value: Any) -> list[Tensor]:
 
 
 def difference(actual: Any, expected: Any) -> str:
-    """Worst relative difference of a row, of floats; share of equal numbers, of whole ones (of the worst row's choices)."""
+    """Worst relative difference of a row of floats; share of equal numbers, or of equal choices in the worst row."""
     found = []
     for ours, theirs in zip(tensors(actual), tensors(expected), strict=True):
         if not theirs.is_floating_point() and theirs.ndim == 2 and theirs.shape[1] > 16:  # chosen ones, in order
@@ -205,11 +205,23 @@ class Bench:
         """The op on few tokens against the reference."""
         ours, given = self.weights[prepare]
         theirs = getattr(self.reference, prepare)(*given)
-        wide = [value.float() if isinstance(value, Tensor) and value.dtype is torch.bfloat16 else value for value in arguments]
+        wide = [
+            value.float() if isinstance(value, Tensor) and value.dtype is torch.bfloat16 else value
+            for value in arguments
+        ]
         return difference(getattr(self.ours, op)(*arguments, ours[0]), getattr(self.reference, op)(*wide, theirs))
 
     def cases(self, tokens: int) -> list[Case]:
-        makers = (self.hyper, self.projections, self.attention, self.compressor, self.indexer, self.moe, self.engram, self.head)
+        makers = (
+            self.hyper,
+            self.projections,
+            self.attention,
+            self.compressor,
+            self.indexer,
+            self.moe,
+            self.engram,
+            self.head,
+        )
         found: list[Case] = []
         for maker in makers:
             found += maker(tokens)
@@ -227,7 +239,9 @@ class Bench:
         output, mix = self.ours.hyper_enter(streams, pre, weights[0])
         enter = Case("hyper_enter", t, weights, lambda w: self.ours.hyper_enter(streams, pre, w), t * HIDDEN * 2 * 5)
         enter.error = self.check("hyper_enter", "prepare_hyper", [streams[:8], pre[:8]])
-        leave = Case("hyper_leave", t, [None], lambda w: self.ours.hyper_leave(streams, output, mix), t * HIDDEN * 2 * 9)
+        leave = Case(
+            "hyper_leave", t, [None], lambda w: self.ours.hyper_leave(streams, output, mix), t * HIDDEN * 2 * 9
+        )
         expected = self.reference.hyper_leave(streams.float(), output.float(), mix)
         leave.error = difference(self.ours.hyper_leave(streams, output, mix), expected)
         return [enter, leave]
@@ -329,9 +343,7 @@ class Bench:
         theirs = reference.select(exact, *arguments, reference.prepare_indexer(exact, indexer), pages, None)
         whole.error = difference(mine, theirs)
         mine = self.ours.select(x[:8], low[:8], few, second, pages, theirs.candidates)
-        theirs = reference.select(
-            exact, *arguments, reference.prepare_indexer(exact, later), pages, theirs.candidates
-        )
+        theirs = reference.select(exact, *arguments, reference.prepare_indexer(exact, later), pages, theirs.candidates)
         some.error = difference(mine.entries, theirs.entries)
         return [whole, some]
 
@@ -339,9 +351,7 @@ class Bench:
         if not self.wants("experts") and not self.wants("route") and not self.wants("shared"):
             return []
         x = normal(t, HIDDEN)
-        router = RouterWeights(
-            plain(384, HIDDEN), numbers(384), numbers(384), ACTIVE, "sqrtsoftplus", True, 1.5, 1.0
-        )
+        router = RouterWeights(plain(384, HIDDEN), numbers(384), numbers(384), ACTIVE, "sqrtsoftplus", True, 1.5, 1.0)
         routers, _ = self.prepared("prepare_router", lambda: (router,), 384 * HIDDEN * 2)
         chosen, share = self.ours.route(x, None, routers[0])
         local = chosen % EXPERTS

@@ -47,9 +47,7 @@ def window_keys(old_at, new_at, is_old, is_new, WIDTH: tl.constexpr, KEYS: tl.co
 
 
 @triton.jit
-def entry_keys(
-    row_at, is_seen, WIDTH: tl.constexpr, KEYS: tl.constexpr, TILE: tl.constexpr, NARROW: tl.constexpr
-):
+def entry_keys(row_at, is_seen, WIDTH: tl.constexpr, KEYS: tl.constexpr, TILE: tl.constexpr, NARROW: tl.constexpr):
     """Packed compressed rows: [KEYS, TILE] bf16."""
     byte = tl.max_contiguous(tl.arange(0, TILE // 2), NARROW)[None, :]
     codes = tl.load(row_at[:, None] + byte, mask=is_seen[:, None] & (byte < WIDTH // 2), other=0)
@@ -121,7 +119,11 @@ def share_kernel(
         total = total * tl.exp(peak - new_peak) + tl.sum(share, 1)
         peak = new_peak
         key = begin + tl.arange(0, KEYS)
-        tl.store(shares + (token * HEADS + head)[:, None] * share_stride + key[None, :], to_bf16(share), mask=is_head[:, None])
+        tl.store(
+            shares + (token * HEADS + head)[:, None] * share_stride + key[None, :],
+            to_bf16(share),
+            mask=is_head[:, None],
+        )
         tl.store(peaks + (token * (share_stride // KEYS) + begin // KEYS) * HEADS + head, peak, mask=is_head)
     total += tl.exp(tl.load(sink + head, mask=is_head, other=0.0) - peak)
     tl.store(totals + token * HEADS + head, total, mask=is_head)
@@ -200,7 +202,9 @@ def attend(
         q.contiguous(), attention.sink, shares, peaks, totals, dim**-0.5, num_keys, num_keys, *places, *sizes,
         num_warps=SHARE_WARPS, num_stages=1,
     )  # fmt: skip
-    value_kernel[grid](shares, peaks, totals, out, num_keys, num_keys, *places, *sizes, VALUE_KEYS, num_warps=8, num_stages=1)
+    value_kernel[grid](
+        shares, peaks, totals, out, num_keys, num_keys, *places, *sizes, VALUE_KEYS, num_warps=8, num_stages=1
+    )
     rotate_heads(out, batch.positions, attention.frequencies, backwards=True)
     return out
 

@@ -95,9 +95,11 @@ def compress_kernel(
     """One token: if it completes a group, its latent [WIDTH] bf16 and the packed vector in its page."""
     token = tl.program_id(0).to(tl.int64)
     block, place, group = page_place(positions, token_rows, table, table_columns, num_blocks, token, RATIO, per_block)
-    if block > 0:
-        column = tl.arange(0, PAIRS)[:, None] * 2 + tl.arange(0, 2)[None, :]
-        is_here = column < WIDTH
+    column = tl.arange(0, PAIRS)[:, None] * 2 + tl.arange(0, 2)[None, :]
+    is_here = column < WIDTH
+    if block == 0:  # the product that follows takes every token
+        tl.store(latent + token * WIDTH + column, tl.zeros([PAIRS, 2], tl.bfloat16), mask=is_here)
+    else:
         if RATIO == 1:
             pooled = tl.load(rows + token * WIDTH + column, mask=is_here, other=0.0)
         else:

@@ -131,7 +131,9 @@ def enter_kernel(
     piece, stream = tl.arange(0, PIECE_TILE), tl.arange(0, PADDED)
     is_piece, is_stream = piece < PIECES, stream < STREAMS
     width = STREAMS * HIDDEN
-    gate = mixes(sums, squares, gain, base, stream, is_stream, token, num_tokens, piece, is_piece, MIXES, width, mix_eps)
+    gate = mixes(
+        sums, squares, gain, base, stream, is_stream, token, num_tokens, piece, is_piece, MIXES, width, mix_eps
+    )
     tl.store(new_pre + token * STREAMS + stream, tl.sigmoid(gate) + eps, mask=is_stream)
     at = STREAMS + stream
     gate = mixes(sums, squares, gain, base, at, is_stream, token, num_tokens, piece, is_piece, MIXES, width, mix_eps)
@@ -145,7 +147,8 @@ def enter_kernel(
     logits = tl.reshape(tl.where(is_pair, logits, -1e30), [PADDED, PADDED])
     is_inside = is_stream[:, None] & is_stream[None, :]
     grown = tl.exp(logits - tl.max(logits, 1)[:, None])
-    mixed = tl.where(is_inside, grown / tl.sum(tl.where(is_inside, grown, 0.0), 1)[:, None] + eps, 0.0)
+    grown = tl.where(is_inside, grown, 0.0)
+    mixed = tl.where(is_inside, grown / tl.where(is_stream, tl.sum(grown, 1), 1.0)[:, None] + eps, 0.0)
     mixed = mixed / (tl.sum(mixed, 0) + eps)[None, :]
     for _ in range(ROUNDS - 1):
         mixed = mixed / (tl.sum(mixed, 1) + eps)[:, None]

@@ -237,7 +237,9 @@ def select(
     if num_entries <= indexer.top_k and num_blocks <= indexer.candidate_blocks:
         return _everything(visible.unsqueeze(1), num_entries, num_blocks, indexer, candidates)
     q, weights = _queries(x, low_rank, batch, indexer)
-    width = num_entries if candidates is None or indexer.keeps_candidates else candidates.shape[1] * indexer.candidate_size
+    width = (
+        num_entries if candidates is None or indexer.keeps_candidates else candidates.shape[1] * indexer.candidate_size
+    )
     step = max(1, SCORE_BYTES // (4 * width) // TOKEN_TILE) * TOKEN_TILE
     parts = [
         _select_part(q, weights, batch, indexer, index_pages, candidates, visible, range(first, first + step))
@@ -309,7 +311,9 @@ def _select_part(
         return Selection(entries, candidates)
     num_blocks = triton.cdiv(num_entries, size)
     peaks = torch.empty(len(seen), num_blocks, device=q.device)
-    block_peak_kernel[(triton.cdiv(num_blocks, 512), len(seen))](scores, seen, peaks, num_entries, num_blocks, size, 512)
+    block_peak_kernel[(triton.cdiv(num_blocks, 512), len(seen))](
+        scores, seen, peaks, num_entries, num_blocks, size, 512
+    )
     limits = (seen + (size - 1)) // size
     return Selection(entries, best_columns(peaks, limits, min(indexer.candidate_blocks, num_blocks)))
 

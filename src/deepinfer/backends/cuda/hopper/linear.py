@@ -60,7 +60,13 @@ def tiles(num_tokens: int, num_rows: int, is_narrow: bool) -> dict[str, int]:
     """
     if num_tokens <= 64 or num_rows <= 512:
         token_tile = 16 if num_tokens <= 16 else 32
-        return {"TOKEN_TILE": token_tile, "ROW_TILE": 64, "STEP": 128, "num_warps": 4, "num_stages": 6 if is_narrow else 4}
+        return {
+            "TOKEN_TILE": token_tile,
+            "ROW_TILE": 64,
+            "STEP": 128,
+            "num_warps": 4,
+            "num_stages": 6 if is_narrow else 4,
+        }
     if is_narrow and num_rows >= 16384:
         return {"TOKEN_TILE": 128, "ROW_TILE": 256, "STEP": 128, "num_warps": 8, "num_stages": 3}
     step = 128 if is_narrow else 64

@@ -79,10 +79,13 @@ class SharedExpert:
 
 def prepare_router(router: RouterWeights) -> Router:
     """Pack the weights. Raises ShapeError for a scoring that does not exist."""
-    require(router.scoring in SCORINGS, f"router scoring is {router.scoring!r}; it must be one of {', '.join(SCORINGS)}")
+    require(
+        router.scoring in SCORINGS, f"router scoring is {router.scoring!r}; it must be one of {', '.join(SCORINGS)}"
+    )
+    bias, bias_vl = router.bias.value.float().contiguous(), router.bias_vl.value.float().contiguous()
     return Router(
-        prepare_matrix(router.weight), router.bias.value.float().contiguous(), router.bias_vl.value.float().contiguous(),
-        router.num_active, SCORINGS.index(router.scoring), router.normalize, router.scaling, router.temperature,
+        prepare_matrix(router.weight), bias, bias_vl, router.num_active, SCORINGS.index(router.scoring),
+        router.normalize, router.scaling, router.temperature,
     )  # fmt: skip
 
 
@@ -148,12 +151,15 @@ def route(x: Tensor, is_image: Tensor | None, router: Router) -> tuple[Tensor, T
 
 def prepare_experts(experts: ExpertWeights) -> Experts:
     """Pack routed experts; w1 and w3 become one product."""
-    w1, w3, w2 = (_stack(weight) for weight in (experts.w1, experts.w3, experts.w2))
-    both = (torch.cat(pair, dim=1) for pair in zip(w1[:3], w3[:3], strict=True))
-    return Experts(Stack(*both, w1[3]), Stack(*w2), experts.limit)
+    w1, w3 = _stack(experts.w1), _stack(experts.w3)
+    gate_up = Stack(
+        torch.cat([w1.codes, w3.codes], dim=1), torch.cat([w1.shifts, w3.shifts], dim=1),
+        torch.cat([w1.scale, w3.scale], dim=1), w1.width,
+    )  # fmt: skip
+    return Experts(gate_up, _stack(experts.w2), experts.limit)
 
 
-def _stack(weight: Weight) -> tuple[Tensor, Tensor, Tensor, int]:
+def _stack(weight: Weight) -> Stack:
     require(weight.scale is not None and weight.value.dtype in (torch.int8, torch.uint8), "routed experts are e2m1")
     assert weight.scale is not None
     codes, exponents = weight.value.view(torch.uint8), weight.scale.view(torch.uint8).int()
@@ -169,7 +175,7 @@ def _stack(weight: Weight) -> tuple[Tensor, Tensor, Tensor, int]:
         columns = _moved_down(columns, shifts.clamp_max(0))
     packed = columns[..., :16] | columns[..., 16:] << 4
     scale = torch.ldexp(torch.ones_like(largest, dtype=torch.float32), largest - (127 + MOST_OCTAVES - 5)).squeeze(-1)
-    return packed.flatten(-2), (shifts.clamp_min(0) * 8).to(torch.uint8), scale, width
+    return Stack(packed.flatten(-2), (shifts.clamp_min(0) * 8).to(torch.uint8), scale, width)
 
 
 def _moved_down(columns: Tensor, exponents: Tensor) -> Tensor:
