@@ -13,6 +13,7 @@ from ops import golden
 linear = pytest.importorskip("deepinfer.backends.cuda.hopper.linear", reason="triton is not installed")
 quant = pytest.importorskip("deepinfer.backends.cuda.hopper.quant", reason="triton is not installed")
 LIMIT = 2e-6  # float32 sums
+FP8_LIMIT = 2e-6 if pair.DEVICE.type == "cpu" else 1e-3  # the matrix unit keeps few bits until a sum is moved out of it
 
 
 def matrix(rows: int, width: int, seed: int = 0) -> Weight:
@@ -32,7 +33,7 @@ def test_products_equal_the_reference(make, tokens, rows, width):
     ours = linear.linear(x.to(pair.DEVICE), quant.prepare_matrix(pair.placed(weight)), torch.float32)
     rounded = reference.round_fp8(x.float()) if weight.is_quantized else x
     expected = rounded.double() @ reference.dequantise(weight, torch.float64).T
-    assert golden.row_error(pair.wide(ours), expected) <= LIMIT
+    assert golden.row_error(pair.wide(ours), expected) <= (FP8_LIMIT if weight.is_quantized else LIMIT)
 
 
 def test_a_matrix_kept_in_bf16_gets_the_rounded_input():

@@ -23,7 +23,7 @@ def results(llm: LLM, prompts: list[list[int]]) -> list[list[tuple[object, ...]]
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    with LLM(goldens.CHECKPOINT, device="cuda", max_num_requests=32, batch_invariant=True) as llm:
+    with LLM(goldens.CHECKPOINT, device="cuda", max_num_requests=32) as llm:
         yield llm
 
 

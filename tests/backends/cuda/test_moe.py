@@ -12,7 +12,7 @@ from deepinfer.errors import ShapeError
 from deepinfer.ops.weights import ExpertWeights, Weight
 from ops import golden
 
-moe = pytest.importorskip("deepinfer.backends.cuda.hopper.moe", reason="triton is not installed")
+stacks = pytest.importorskip("deepinfer.backends.cuda.hopper.experts", reason="triton is not installed")
 LIMIT = 2e-2  # a last bit may round an input to fp8 the other way
 
 
@@ -48,7 +48,7 @@ def test_choices_and_shares_equal_the_reference(scoring, normalize):
         chosen, share = ours.route(pair.narrow(x), given, ours.prepare_router(pair.placed(router)))
         expected, expected_share = theirs.route(x.float(), images, theirs.prepare_router(router))
         assert torch.equal(chosen.cpu(), expected.int())
-        torch.testing.assert_close(share.cpu(), expected_share, rtol=2e-6, atol=1e-7)
+        torch.testing.assert_close(share.cpu(), expected_share, rtol=1e-5, atol=1e-7)  # fast exp and log
 
 
 @pytest.mark.parametrize(("experts", "inner", "hidden", "spread"), [(3, 64, 96, 2), (5, 32, 160, 11), (1, 128, 32, 0)])
@@ -77,7 +77,7 @@ def test_widened_matrices_give_the_bits_of_packed_ones(monkeypatch):
         torch.ones(5, 2),
     )
     packed, _ = both(weights_of(3, 64, 96), x, chosen, share)
-    monkeypatch.setattr(moe, "WIDE_PAIRS", 0)
+    monkeypatch.setattr(stacks, "WIDE_PAIRS", 0)
     wide, _ = both(weights_of(3, 64, 96), x, chosen, share)
     assert torch.equal(packed, wide)
 

@@ -151,8 +151,8 @@ E2M1_TO_BF16 = tl.constexpr("""{
     mul.rn.bf16x2 $3, c, $6;
 }""")
 
-# Four bytes of codes become two times four e4m3, looked up in eight bytes that hold the magnitudes
-# times 2 ** -5, all but zero moved up by whole exponents.
+# Four bytes of codes become four e4m3 of the low nibbles and four of the high ones, looked up in eight bytes that hold
+# the magnitudes times 2 ** -5, all but zero moved up by whole exponents.
 E2M1_TO_E4M3 = tl.constexpr("""{
     .reg .b32 t, u, x, y, p, q;
     and.b32 x, $3, 0xFFFFFF00;
@@ -207,7 +207,7 @@ def scaled_e2m1(codes, scale):
 
 @triton.jit
 def e2m1_as_e4m3(codes, shift):
-    """codes [n, groups, 16] uint8, shift [n, groups, 1] int32 (8 * exponent, 0 .. 88): low and high nibbles as e4m3.
+    """codes [n, groups, 16] uint8, shift [n, groups, 1] int32 (8 * exponent, 0 .. 88): both nibbles as e4m3.
 
     The values are times 2 ** (exponent - 5). A thread's neighbouring four codes are of one group.
     """
