@@ -48,6 +48,7 @@ from deepinfer.ops.weights import (
 BYTES_PER_S, FP8_PER_S, BF16_PER_S = 4.3e12, 1467e12, 802e12
 HIDDEN, STREAMS, HEADS, DIM, RANK, GROUPS, OUT_RANK, INNER = 5120, 4, 64, 512, 1280, 8, 1024, 2304
 INDEX_HEADS, INDEX_DIM, TOP_K, EXPERTS, ACTIVE, VOCAB, BLOCK = 32, 128, 512, 6, 6, 129280, 128
+ENGRAM_ROWS = 1 << 22  # of the table, whose size only decides where rows lie
 CACHE_BYTES = 128 << 20  # of weights that are used in turn
 GPU = torch.device("cuda")
 ROPE = RopeSpec(64, 160000.0, 16.0, 32.0, 1.0, 65536)
@@ -379,7 +380,7 @@ class Bench:
     def engram(self, t: int) -> list[Case]:
         if not self.wants("engram"):
             return []
-        columns, width, rows = 24, 256, 1 << 22
+        columns, width, rows = 24, 256, ENGRAM_ROWS
         table = Weight(
             torch.randn(rows, width, device=GPU, dtype=torch.bfloat16).to(torch.float8_e4m3fn),
             exponents(rows, width // 32, base=126),
