@@ -9,6 +9,7 @@ import torch
 from deepinfer import env, log
 from deepinfer.backends.cpu.library import is_available, native
 from deepinfer.backends.cpu.ops import cpu_ops
+from deepinfer.backends.cuda.device import runs_hopper_ops
 from deepinfer.config.engine import MAX_THREADS, ModelOptions
 from deepinfer.errors import ConfigError
 from deepinfer.ops import table
@@ -46,13 +47,18 @@ def default_threads() -> int:
 def load_ops(options: ModelOptions) -> table.Ops:
     """The op table of this configuration.
 
-    On a CPU the native ops stand in for the reference's where the precision lets the backend choose.
+    Where the precision lets the backend choose, a CPU's native ops stand in for the reference's, and on a
+    Hopper card the Triton ones.
     Raises ConfigError when batch invariance is asked for and these ops do not promise it.
     """
     sets, device = {"reference": reference_ops(options.precision)}, choose_device(options)
     if options.precision == "fast" and device.type == "cpu" and is_available():
         native().set_num_threads(options.num_threads or default_threads())
         sets["cpu"] = cpu_ops()
+    if options.precision == "fast" and runs_hopper_ops(device):
+        from deepinfer.backends.cuda.hopper.ops import hopper_ops  # needs triton, which a CPU does without
+
+        sets["hopper"] = hopper_ops()
     if options.batch_invariant and "cpu" not in sets:
         raise ConfigError(
             "batch_invariant is true, but only the native CPU ops promise it; "

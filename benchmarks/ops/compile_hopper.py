@@ -1,0 +1,100 @@
+"""Compile every Hopper kernel at the released sizes, on any machine: registers, spills and shared memory of each.
+
+    PYTHONPATH=src python benchmarks/ops/compile_hopper.py [--capability 90] [--tokens 32,128]
+
+No card is needed: where an op would launch a kernel, the kernel is compiled with the launch's arguments and not run.
+Capability 100 says whether the kernels compile for Blackwell, and nothing of how they would do there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import hopper as sizes
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
+
+TYPES = {
+    torch.float32: "fp32", torch.bfloat16: "bf16", torch.float8_e4m3fn: "fp8e4nv",
+    torch.uint8: "u8", torch.int32: "i32", torch.int64: "i64",
+}  # fmt: skip
+OPTIONS = ("num_warps", "num_stages", "enable_fp_fusion")
+
+
+class Compiler:
+    """Stands in for a kernel's launch; keeps one line per kernel and variant."""
+
+    def __init__(self, capability: int) -> None:
+        self.target = GPUTarget("cuda", capability, 32)
+        self.seen: dict[tuple[Any, ...], str] = {}
+
+    def run(self, kernel: JITFunction[Any], *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+        """Compile with the types and constants of a launch."""
+        options = {name: kwargs.pop(name) for name in OPTIONS if name in kwargs}
+        values = dict(zip(kernel.arg_names, args, strict=False)) | kwargs
+        signature, constants, attributes = {}, {}, {}
+        for place, parameter in enumerate(kernel.params):
+            value = values[parameter.name]
+            if parameter.is_constexpr or value is None:
+                signature[parameter.name], constants[parameter.name] = "constexpr", value
+            elif isinstance(value, torch.Tensor):
+                signature[parameter.name] = f"*{TYPES[value.dtype]}"
+                attributes[(place,)] = [["tt.divisibility", 16]]
+            else:
+                signature[parameter.name] = "fp32" if isinstance(value, float) else "i32"
+                if isinstance(value, int) and value % 16 == 0:
+                    attributes[(place,)] = [["tt.divisibility", 16]]
+        key = (
+            kernel.__name__,
+            *map(str, signature.values()),
+            *map(str, constants.values()),
+            *map(str, options.values()),
+        )
+        if key not in self.seen:
+            source = ASTSource(kernel, signature, constants, attributes)
+            self.seen[key] = resources(triton.compile(source, target=self.target, options=options))
+            tile = ", ".join(f"{name} {value}" for name, value in constants.items() if "TILE" in name or "KEYS" in name)
+            print(f"{kernel.__name__:<20}{self.seen[key]}   {tile}", flush=True)
+
+
+def resources(compiled: Any) -> str:
+    """Registers of a thread, bytes spilled to its stack, bytes of shared memory."""
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled.asm["cubin"])
+        file.flush()
+        report = subprocess.run([tool, "--dump-resource-usage", file.name], capture_output=True, text=True).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+)", report)
+    registers, stack = found.groups() if found else ("?", "?")
+    return f"{registers:>6}{stack:>8}{compiled.metadata.shared:>9}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--capability", type=int, default=90)
+    parser.add_argument("--tokens", default="32,128")
+    args = parser.parse_args()
+    compiler = Compiler(args.capability)
+    JITFunction.run = lambda kernel, *given, **kwargs: compiler.run(kernel, *given, **kwargs)
+    sizes.GPU, sizes.CACHE_BYTES = torch.device("cpu"), 1
+    sizes.VOCAB, sizes.EXPERTS, sizes.ENGRAM_ROWS = 1024, 2, 1024  # numbers that no kernel is compiled for
+    sizes.Bench.check = lambda bench, op, prepare, arguments: ""
+    print(f"sm_{args.capability}, triton {triton.__version__}\n{'kernel':<20}{'regs':>6}{'spilled':>8}{'shared':>9}")
+    for tokens in map(int, args.tokens.split(",")):
+        bench = sizes.Bench(32768, [])
+        for maker in (bench.hyper, bench.projections, bench.attention, bench.compressor, bench.indexer, bench.moe,
+                      bench.engram, bench.head):  # fmt: skip
+            for case in maker(tokens):
+                case.call(case.prepared[0])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""Engram: table rows gathered as they are stored, and the gated update of the streams."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from deepinfer.backends.cuda.hopper.linear import linear
+from deepinfer.backends.cuda.hopper.numbers import from_e4m3_bytes, to_bf16, ue8m0
+from deepinfer.backends.cuda.hopper.quant import Matrix, prepare_matrix
+from deepinfer.ops.reference import quant
+from deepinfer.ops.reference.shapes import expect, require
+from deepinfer.ops.weights import EngramWeights
+
+
+@dataclass(frozen=True)
+class Engram:
+    """Table codes [rows, width] and scales [rows, width / 32] as bytes; weight = q_weight * k_weight [m, H] float32."""
+
+    codes: Tensor
+    scales: Tensor
+    wkv: Matrix
+    weight: Tensor
+    norm_eps: float
+
+
+def prepare_engram(engram: EngramWeights) -> Engram:
+    """Pack wkv, multiply the norm weights."""
+    require(engram.table.scale is not None, "an engram table is e4m3 with scales")
+    assert engram.table.scale is not None
+    q, k = (quant.dequantise(weight, torch.float32) for weight in (engram.q_weight, engram.k_weight))
+    codes, scales = (part.contiguous().view(torch.uint8) for part in (engram.table.value, engram.table.scale))
+    return Engram(codes, scales, prepare_matrix(engram.wkv), (q * k).contiguous(), engram.norm_eps)
+
+
+@triton.jit
+def gather_kernel(
+    codes, scales, rows, out, num_rows,
+    COLUMNS: tl.constexpr, COLUMN_TILE: tl.constexpr, WIDTH: tl.constexpr, WIDTH_TILE: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    column, member = tl.arange(0, COLUMN_TILE), tl.arange(0, WIDTH_TILE)
+    row = tl.load(rows + token * COLUMNS + column, mask=column < COLUMNS, other=0)
+    is_here = ((column < COLUMNS) & (row >= 0) & (row < num_rows))[:, None] & (member < WIDTH)[None, :]
+    code = tl.load(codes + row[:, None] * WIDTH + member[None, :], mask=is_here, other=0)
+    factor = tl.load(scales + row[:, None] * (WIDTH // 32) + member[None, :] // 32, mask=is_here, other=0)
+    value = from_e4m3_bytes(code) * ue8m0(factor)
+    is_here = (column < COLUMNS)[:, None] & (member < WIDTH)[None, :]
+    tl.store(out + (token * COLUMNS + column)[:, None] * WIDTH + member[None, :], to_bf16(value), mask=is_here)
+
+
+@triton.jit
+def gate_kernel(
+    streams, memory, weight, is_image, out, eps, scale,
+    HAS_IMAGES: tl.constexpr, HIDDEN: tl.constexpr, STREAMS: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """One stream of one token: stream + sigmoid(signed_sqrt(<norm(stream), norm(key)> weighted)) * value."""
+    token, stream = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    column = tl.arange(0, TILE)
+    is_here = column < HIDDEN
+    at = (token * STREAMS + stream) * HIDDEN + column
+    x = tl.load(streams + at, mask=is_here, other=0.0).to(tl.float32)
+    memory += token * (STREAMS + 1) * HIDDEN
+    key = tl.load(memory + stream * HIDDEN + column, mask=is_here, other=0.0).to(tl.float32)
+    value = tl.load(memory + STREAMS * HIDDEN + column, mask=is_here, other=0.0).to(tl.float32)
+    weights = tl.load(weight + stream * HIDDEN + column, mask=is_here, other=0.0)
+    norms = tl.rsqrt(tl.sum(x * x) / HIDDEN + eps) * tl.rsqrt(tl.sum(key * key) / HIDDEN + eps)
+    dot = tl.sum(x * weights * key) * norms * scale
+    root = tl.sqrt(tl.maximum(tl.abs(dot), 1e-6))
+    gate = tl.sigmoid(tl.where(dot < 0, -root, root))
+    if HAS_IMAGES:
+        gate = tl.where(tl.load(is_image + token) != 0, 0.0, gate)
+    tl.store(out + at, to_bf16(x + gate * value), mask=is_here)
+
+
+def engram(streams: Tensor, rows: Tensor, is_image: Tensor | None, engram: Engram) -> Tensor:
+    """streams + gate * value: streams [T, m, H] bf16, rows [T, columns] int64 -> [T, m, H] bf16."""
+    (num_streams, hidden), width = engram.weight.shape, engram.codes.shape[1]
+    expect("streams", streams, (None, num_streams, hidden), torch.bfloat16)
+    num_tokens, device = len(streams), streams.device
+    expect("engram rows", rows, (num_tokens, None), torch.int64)
+    if is_image is not None:
+        expect("is_image", is_image, (num_tokens,), torch.bool)
+    out = torch.empty_like(streams, memory_format=torch.contiguous_format)
+    if not num_tokens:
+        return out
+    columns = rows.shape[1]
+    gathered = torch.empty(num_tokens, columns * width, dtype=torch.bfloat16, device=device)
+    gather_kernel[(num_tokens,)](
+        engram.codes, engram.scales, rows.contiguous(), gathered, len(engram.codes),
+        columns, triton.next_power_of_2(columns), width, triton.next_power_of_2(width), num_warps=8,
+    )  # fmt: skip
+    memory = linear(gathered, engram.wkv)
+    images = is_image.contiguous().view(torch.uint8) if is_image is not None else engram.codes
+    gate_kernel[(num_tokens, num_streams)](
+        streams.contiguous(), memory, engram.weight, images, out, engram.norm_eps, hidden**-0.5,
+        is_image is not None, hidden, num_streams, triton.next_power_of_2(hidden), num_warps=8,
+    )  # fmt: skip
+    return out

@@ -1,0 +1,125 @@
+"""Products with prepared matrices.
+
+The matrix is the left operand: its rows fill the 64 rows that a Hopper matrix instruction wants
+even when there are few tokens, and tokens are the narrow side. A result has the same bits
+whatever the number of tokens: sums run along the width in one order, and a tile of tokens only
+decides how many of them share a load of the matrix.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from deepinfer.backends.cuda.hopper.numbers import multiply, to_bf16
+from deepinfer.backends.cuda.hopper.quant import Matrix, Rows, quantise, widened
+from deepinfer.ops.reference.shapes import require
+
+
+@triton.jit
+def matmul_kernel(
+    x, x_scale, matrix, matrix_scale, out,
+    num_tokens, x_stride, out_stride, x_group, matrix_group, out_group,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, HAS_SCALES: tl.constexpr, IMPRECISE: tl.constexpr,
+    TOKEN_TILE: tl.constexpr, ROW_TILE: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
+    """One tile of out [tokens, ROWS] = x [tokens, WIDTH] @ matrix [ROWS, WIDTH].T of one group."""
+    group = tl.program_id(2).to(tl.int64)
+    token = tl.program_id(0) * TOKEN_TILE + tl.arange(0, TOKEN_TILE)
+    row = tl.program_id(1) * ROW_TILE + tl.arange(0, ROW_TILE)
+    step = tl.arange(0, STEP)
+    is_token, is_row = token < num_tokens, row < ROWS
+    x_at = x + group * x_group + tl.where(is_token, token, 0).to(tl.int64)[None, :] * x_stride + step[:, None]
+    matrix_at = matrix + group * matrix_group + tl.where(is_row, row, 0).to(tl.int64)[:, None] * WIDTH + step[None, :]
+    total = tl.zeros([ROW_TILE, TOKEN_TILE], tl.float32)
+    for start in range(0, WIDTH, STEP):
+        if WIDTH % STEP == 0:
+            left, right = tl.load(matrix_at), tl.load(x_at)
+        else:
+            left = tl.load(matrix_at, mask=step[None, :] < WIDTH - start, other=0.0)
+            right = tl.load(x_at, mask=step[:, None] < WIDTH - start, other=0.0)
+        total = multiply(left, right, total, IMPRECISE)
+        x_at += STEP
+        matrix_at += STEP
+    if HAS_SCALES:
+        total *= tl.load(matrix_scale + row, mask=is_row, other=0.0)[:, None]
+        total *= tl.load(x_scale + token, mask=is_token, other=0.0)[None, :]
+    result = tl.trans(total)
+    if out.dtype.element_ty == tl.bfloat16:
+        result = to_bf16(result)
+    out_at = out + group * out_group + token.to(tl.int64)[:, None] * out_stride + row[None, :]
+    tl.store(out_at, result, mask=is_token[:, None] & is_row[None, :])
+
+
+def tiles(num_tokens: int, num_rows: int, is_narrow: bool) -> dict[str, int]:
+    """Launch options of a product with this many tokens and matrix rows; is_narrow: of bytes, else of bf16.
+
+    Small ones read the matrix and little else: many short programs that load far ahead.
+    """
+    if num_tokens <= 64 or num_rows <= 512:
+        token_tile = 16 if num_tokens <= 16 else 32
+        return {
+            "TOKEN_TILE": token_tile,
+            "ROW_TILE": 64,
+            "STEP": 128,
+            "num_warps": 4,
+            "num_stages": 6 if is_narrow else 4,
+        }
+    if is_narrow and num_rows >= 16384:
+        return {"TOKEN_TILE": 128, "ROW_TILE": 256, "STEP": 128, "num_warps": 8, "num_stages": 3}
+    step = 128 if is_narrow else 64
+    return {"TOKEN_TILE": 128, "ROW_TILE": 128, "STEP": step, "num_warps": 8, "num_stages": 4}
+
+
+def matmul(x: Rows, matrix: Rows, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    """x [n, width] @ matrix [rows, width].T -> [n, rows]; both e4m3, or both bf16."""
+    require(x.values.dtype == matrix.values.dtype, "both sides of a product have one format")
+    num_tokens, (num_rows, width) = x.values.shape[0], matrix.values.shape
+    require(x.values.shape[1] == width, f"x is {x.values.shape[1]} wide; it must be {width}")
+    out = torch.empty(num_tokens, num_rows, dtype=dtype, device=x.values.device)
+    _launch(x, matrix, out, num_tokens, (x.values.stride(0), num_rows), (0, 0, 0), (num_rows, width, 1))
+    return out
+
+
+def grouped_matmul(x: Tensor, matrices: Tensor) -> Tensor:
+    """x [n, groups * width] @ matrices [groups, rows, width] of its group: [n, groups * rows], all bf16."""
+    groups, rows, width = matrices.shape
+    out = torch.empty(len(x), groups * rows, dtype=torch.bfloat16, device=x.device)
+    sides = Rows(x, None), Rows(matrices, None)
+    _launch(*sides, out, len(x), (x.stride(0), groups * rows), (width, rows * width, rows), (rows, width, groups))
+    return out
+
+
+def _launch(
+    x: Rows,
+    matrix: Rows,
+    out: Tensor,
+    num_tokens: int,
+    strides: tuple[int, int],
+    group_strides: tuple[int, int, int],
+    shape: tuple[int, int, int],
+) -> None:
+    num_rows, width, groups = shape
+    if not num_tokens:
+        return
+    has_scales = matrix.scale is not None
+    options = tiles(num_tokens, num_rows * groups, has_scales)
+    grid = (triton.cdiv(num_tokens, options["TOKEN_TILE"]), triton.cdiv(num_rows, options["ROW_TILE"]), groups)
+    matmul_kernel[grid](
+        x.values, x.scale, matrix.values, matrix.scale, out, num_tokens, *strides, *group_strides,
+        ROWS=num_rows, WIDTH=width, HAS_SCALES=has_scales, IMPRECISE=128 if has_scales else 0, **options,
+    )  # fmt: skip
+
+
+def linear(x: Tensor | Rows, matrix: Matrix, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    """x [n, width] bf16 -> [n, rows], the input rounded to e4m3 where the checkpoint expects it.
+
+    x may also be rows that were rounded before.
+    """
+    if not matrix.rounds_input:
+        assert isinstance(x, Tensor), "the input of this matrix is not rounded"
+        return matmul(Rows(x, None), matrix.rows, dtype)
+    x = x if isinstance(x, Rows) else quantise(x)
+    return matmul(x if matrix.rows.scale is not None else widened(x), matrix.rows, dtype)

@@ -1,0 +1,227 @@
+"""Router, routed experts and the shared expert.
+
+No sum of the routed experts crosses pairs but the last one, which goes in order of choice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from deepinfer.backends.cuda.hopper.experts import Stack, expert_matmul, order_kernel, prepare_stack
+from deepinfer.backends.cuda.hopper.linear import linear
+from deepinfer.backends.cuda.hopper.numbers import to_bf16
+from deepinfer.backends.cuda.hopper.quant import E4M3, Matrix, Rows, fold_groups, prepare_matrix, quantise
+from deepinfer.ops.reference.shapes import expect, require
+from deepinfer.ops.weights import ExpertWeights, RouterWeights
+
+SCORINGS = ("sqrtsoftplus", "softmax", "sigmoid")
+
+
+@dataclass(frozen=True)
+class Router:
+    """Router weights: bias, bias_vl [E] float32."""
+
+    matrix: Matrix
+    bias: Tensor
+    bias_vl: Tensor
+    num_active: int
+    scoring: int
+    normalize: bool
+    scaling: float
+    temperature: float
+
+
+@dataclass(frozen=True)
+class Experts:
+    """Routed experts: w1 above w3, and w2."""
+
+    gate_up: Stack
+    down: Stack
+    limit: float
+
+
+@dataclass(frozen=True)
+class SharedExpert:
+    """The shared expert: w1 above w3, and w2."""
+
+    gate_up: Matrix
+    down: Matrix
+    limit: float
+
+
+def prepare_router(router: RouterWeights) -> Router:
+    """Pack the weights. Raises ShapeError for a scoring that does not exist."""
+    require(
+        router.scoring in SCORINGS, f"router scoring is {router.scoring!r}; it must be one of {', '.join(SCORINGS)}"
+    )
+    bias, bias_vl = router.bias.value.float().contiguous(), router.bias_vl.value.float().contiguous()
+    return Router(
+        prepare_matrix(router.weight), bias, bias_vl, router.num_active, SCORINGS.index(router.scoring),
+        router.normalize, router.scaling, router.temperature,
+    )  # fmt: skip
+
+
+@triton.jit
+def route_kernel(
+    logits, bias, bias_vl, is_image, chosen, share, scaling, temperature,
+    EXPERTS: tl.constexpr, TILE: tl.constexpr, ACTIVE: tl.constexpr, ACTIVE_TILE: tl.constexpr,
+    SCORING: tl.constexpr, NORMALIZE: tl.constexpr, HAS_IMAGES: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    expert = tl.arange(0, TILE)
+    is_expert = expert < EXPERTS
+    logit = tl.load(logits + token * EXPERTS + expert, mask=is_expert, other=-float("inf")) / temperature
+    if SCORING == 0:
+        grown = tl.exp(-tl.abs(logit))
+        shifted = 1.0 + grown  # log1p without its cancellation (Goldberg, 1991)
+        small = tl.where(shifted == 1.0, grown, tl.log(shifted) * (grown / (shifted - 1.0)))
+        score = tl.sqrt(tl.maximum(logit, 0.0) + small)
+    elif SCORING == 1:
+        grown = tl.exp(logit - tl.max(logit))
+        score = grown / tl.sum(grown)
+    else:
+        score = tl.sigmoid(logit)
+    added = tl.load(bias + expert, mask=is_expert, other=0.0)
+    if HAS_IMAGES:
+        added = tl.where(tl.load(is_image + token) != 0, tl.load(bias_vl + expert, mask=is_expert, other=0.0), added)
+    ranking = tl.where(is_expert, score + added, -float("inf"))
+    total = 0.0
+    places = tl.arange(0, ACTIVE_TILE)
+    picks, values = tl.zeros([ACTIVE_TILE], tl.int32), tl.zeros([ACTIVE_TILE], tl.float32)
+    for place in tl.static_range(ACTIVE):
+        best = tl.max(ranking)
+        pick = tl.min(tl.where(ranking == best, expert, TILE))
+        pick = tl.where(pick < EXPERTS, pick, place)
+        value = tl.sum(tl.where(expert == pick, score, 0.0))
+        total += value
+        ranking = tl.where(expert == pick, -float("inf"), ranking)
+        picks, values = tl.where(places == place, pick, picks), tl.where(places == place, value, values)
+    if NORMALIZE:
+        values = values / (total + 1e-20)
+    tl.store(chosen + token * ACTIVE + places, picks, mask=places < ACTIVE)
+    tl.store(share + token * ACTIVE + places, values * scaling, mask=places < ACTIVE)
+
+
+def route(x: Tensor, is_image: Tensor | None, router: Router) -> tuple[Tensor, Tensor]:
+    """Choose experts: (chosen [T, k] int32 best first, share [T, k] float32) of x [T, H] bf16."""
+    expect("x", x, (None, None), torch.bfloat16)
+    num_tokens, num_experts, k = len(x), len(router.bias), router.num_active
+    if is_image is not None:
+        expect("is_image", is_image, (num_tokens,), torch.bool)
+    logits = linear(x, router.matrix, torch.float32)
+    chosen = torch.empty(num_tokens, k, dtype=torch.int32, device=x.device)
+    share = torch.empty(num_tokens, k, device=x.device)
+    if num_tokens:
+        images = is_image.contiguous().view(torch.uint8) if is_image is not None else chosen
+        route_kernel[(num_tokens,)](
+            logits, router.bias, router.bias_vl, images, chosen, share, router.scaling, router.temperature,
+            num_experts, triton.next_power_of_2(num_experts), k, triton.next_power_of_2(k), router.scoring,
+            router.normalize, is_image is not None, num_warps=1,
+        )  # fmt: skip
+    return chosen, share
+
+
+def prepare_experts(experts: ExpertWeights) -> Experts:
+    """Pack routed experts; w1 and w3 become one product."""
+    w1, w3 = prepare_stack(experts.w1), prepare_stack(experts.w3)
+    gate_up = Stack(
+        torch.cat([w1.codes, w3.codes], dim=1), torch.cat([w1.shifts, w3.shifts], dim=1),
+        torch.cat([w1.scale, w3.scale], dim=1), w1.width,
+    )  # fmt: skip
+    return Experts(gate_up, prepare_stack(experts.w2), experts.limit)
+
+
+@triton.jit
+def swiglu_kernel(
+    both, share, codes, scale, limit,
+    INNER: tl.constexpr, GROUPS: tl.constexpr, HAS_SHARE: tl.constexpr, HAS_LIMIT: tl.constexpr,
+):  # fmt: skip
+    """One line: share * silu(gate) * up, clamped, rounded to bf16 and quantised for the next product."""
+    line = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, GROUPS)[:, None] * 32 + tl.arange(0, 32)[None, :]
+    is_here = column < INNER
+    gate = tl.load(both + line * 2 * INNER + column, mask=is_here, other=0.0).to(tl.float32)
+    up = tl.load(both + line * 2 * INNER + INNER + column, mask=is_here, other=0.0).to(tl.float32)
+    if HAS_LIMIT:
+        gate = tl.where(gate > limit, limit, gate)
+        up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
+    value = gate * tl.sigmoid(gate) * up
+    if HAS_SHARE:
+        value *= tl.load(share + line)
+    folded, factor = fold_groups(to_bf16(value).to(tl.float32), GROUPS)
+    tl.store(codes + line * INNER + column, folded, mask=is_here)
+    tl.store(scale + line, factor)
+
+
+def swiglu(both: Tensor, share: Tensor | None, limit: float) -> Rows:
+    """both [n, 2 * inner] bf16 (gate, up), share [n] float32 -> e4m3 rows [n, inner]."""
+    num_lines, inner = len(both), both.shape[1] // 2
+    codes = torch.empty(num_lines, inner, dtype=torch.uint8, device=both.device)
+    scale = torch.empty(num_lines, device=both.device)
+    if num_lines:
+        swiglu_kernel[(num_lines,)](
+            both, both if share is None else share, codes, scale, limit, inner,
+            triton.next_power_of_2(triton.cdiv(inner, 32)), share is not None, limit > 0, num_warps=4,
+        )  # fmt: skip
+    return Rows(codes.view(E4M3), scale)
+
+
+@triton.jit
+def combine_kernel(pairs, out, WIDTH: tl.constexpr, ACTIVE: tl.constexpr, TILE: tl.constexpr):
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    total = tl.zeros([TILE], tl.float32)
+    for place in tl.static_range(ACTIVE):
+        part = tl.load(pairs + (token * ACTIVE + place) * WIDTH + column, mask=column < WIDTH, other=0.0)
+        total += part.to(tl.float32)
+    tl.store(out + token * WIDTH + column, total, mask=column < WIDTH)
+
+
+def experts(x: Tensor, chosen: Tensor, share: Tensor, experts: Experts) -> Tensor:
+    """Sum over the chosen experts, best first: x [T, H] bf16, chosen and share [T, k] -> [T, H] float32."""
+    num_experts, hidden, _ = experts.down.codes.shape
+    expect("x", x, (None, experts.gate_up.width), torch.bfloat16)
+    expect("chosen", chosen, (len(x), None), torch.int32)
+    expect("share", share, tuple(chosen.shape), torch.float32)
+    (num_tokens, k), device = chosen.shape, x.device
+    out = torch.empty(num_tokens, hidden, device=device)
+    if not num_tokens:
+        return out
+    order = torch.empty(num_tokens * k, dtype=torch.int32, device=device)
+    ends = torch.empty(num_experts, dtype=torch.int32, device=device)
+    order_kernel[(num_experts,)](chosen.contiguous(), order, ends, num_tokens * k, 1024, num_warps=4)
+    both = expert_matmul(quantise(x), experts.gate_up, order, ends, k)
+    pairs = expert_matmul(swiglu(both, share.contiguous(), experts.limit), experts.down, order, ends, 1)
+    tile = min(1024, triton.next_power_of_2(hidden))
+    combine_kernel[(num_tokens, triton.cdiv(hidden, tile))](pairs, out, hidden, k, tile, num_warps=4)
+    return out
+
+
+def prepare_shared_expert(expert: ExpertWeights) -> SharedExpert:
+    """w1 and w3 become one product. Raises ShapeError for weights that are not quantised."""
+    require(expert.w1.is_quantized and expert.w2.is_quantized, "the shared expert is e4m3")
+    return SharedExpert(prepare_matrix(expert.w1, expert.w3), prepare_matrix(expert.w2), expert.limit)
+
+
+@triton.jit
+def add_kernel(a, b, out, num_numbers, TILE: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+    is_here = at < num_numbers
+    total = tl.load(a + at, mask=is_here) + tl.load(b + at, mask=is_here).to(tl.float32)
+    tl.store(out + at, to_bf16(total), mask=is_here)
+
+
+def shared_expert(x: Tensor, routed: Tensor, expert: SharedExpert) -> Tensor:
+    """routed + w2(swiglu(w1 x, w3 x)): x [T, H] bf16, routed [T, H] float32 -> [T, H] bf16."""
+    expect("x", x, (None, None), torch.bfloat16)
+    expect("routed", routed, tuple(x.shape), torch.float32)
+    own = linear(swiglu(linear(x, expert.gate_up), None, expert.limit), expert.down)
+    out = torch.empty_like(own)
+    if own.numel():
+        add_kernel[(triton.cdiv(own.numel(), 1024),)](routed.contiguous(), own, out, own.numel(), 1024, num_warps=4)
+    return out

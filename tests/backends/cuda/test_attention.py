@@ -1,0 +1,116 @@
+"""The attention's ops against the reference, and the same bits however tokens are put together."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from backends.cpu.test_attention import make_world
+from backends.cuda import pair
+from deepinfer.errors import ShapeError
+from ops import golden, world
+
+pytest.importorskip("triton", reason="triton is not installed")
+LIMIT = 6e-3  # shares and results are bf16, against the peak of other tiles
+
+
+def run(made, arguments, prepared=None) -> torch.Tensor:
+    ops = pair.hopper()
+    q, *others = arguments
+    prepared = prepared or ops.prepare_attention(pair.placed(made.weights))
+    return pair.wide(ops.attend(pair.narrow(q), *map(pair.placed, others), prepared))
+
+
+def expected(made, arguments) -> torch.Tensor:
+    ops = pair.reference()
+    return ops.attend(arguments[0].bfloat16().float(), *arguments[1:], ops.prepare_attention(made.weights))
+
+
+@pytest.mark.parametrize(
+    ("shape", "stretches"),
+    [
+        (dict(heads=8, dim=128, rope=32, window=128, ratio=1, top_k=128), [(1, 299, 1), (2, 3, 1), (0, 0, 1)]),
+        (dict(heads=4, dim=64, rope=32, window=16, ratio=2, top_k=8), [(1, 15, 3), (2, 0, 0)]),
+        (dict(heads=13, dim=160, rope=2, window=70, ratio=4, top_k=37), [(1, 40, 2), (2, 60, 1)]),
+        (dict(heads=1, dim=96, rope=96, window=1, ratio=5, top_k=1), [(1, 297, 3)]),
+        (dict(heads=70, dim=512, rope=64, window=5, ratio=2, top_k=9), [(1, 290, 1)]),
+    ],
+    ids=["nano", "golden", "odd", "narrow", "wide"],
+)
+def test_result_equals_the_reference(shape, stretches):
+    made = make_world(**shape)
+    arguments = made.step(stretches, made.weights.window + 2)
+    assert golden.row_error(run(made, arguments), expected(made, arguments)) <= LIMIT
+
+
+def test_late_window_starts_and_layers_without_entries_equal_the_reference():
+    made = make_world(heads=4, dim=64, rope=32, window=16, ratio=2, top_k=8)
+    for starts in ([0, 0], [285, 20]):
+        q, rows, batch, ring, _, _ = made.step([(1, 285, 3), (2, 20, 2)], 17, window_starts=starts)
+        arguments = q, rows, batch, ring, None, None
+        assert golden.row_error(run(made, arguments), expected(made, arguments)) <= LIMIT
+
+
+def test_entries_that_do_not_exist_count_as_none():
+    made = make_world(heads=4, dim=64, rope=32, window=16, ratio=2, top_k=8)
+    q, rows, batch, ring, pages, entries = made.step([(1, 290, 2)], 17)
+    hostile = torch.tensor([-1, -(2**31), 2**31 - 1, 10**6, 360], dtype=torch.int32).expand(2, -1)
+    spoiled = torch.cat([entries, hostile], dim=1)
+    assert torch.equal(
+        run(made, (q, rows, batch, ring, pages, spoiled)), run(made, (q, rows, batch, ring, pages, entries))
+    )
+
+
+@pair.on_device
+def test_a_row_has_the_same_bits_alone_and_in_a_batch():
+    made = make_world(heads=4, dim=64, rope=32, window=16, ratio=2, top_k=70)
+    prepared = pair.hopper().prepare_attention(pair.placed(made.weights))
+    together = run(made, made.step([(1, 280, 2), (2, 10, 1)], 17), prepared)
+    for offset, stretch in ((0, (1, 280, 2)), (2, (2, 10, 1))):
+        alone = run(made, made.step([stretch], 17), prepared)
+        assert torch.equal(together[offset : offset + stretch[2]], alone)
+
+
+def test_store_window_equals_the_reference_and_leaves_padding_alone():
+    made = make_world(heads=4, dim=64, rope=32, window=16, ratio=2, top_k=8)
+    for stretches in ([(1, 5, 30)], [(1, 250, 3), (0, 0, 2), (2, 0, 7)], [(2, 60, 0)]):
+        for length in (16, 3):
+            _, rows, batch, _, _, _ = made.step(stretches, 16)
+            rings = [world.poisoned(3, length, 66) for _ in range(2)]
+            pair.reference().store_window(rows, batch, rings[0])
+            there = pair.placed(rings[1])
+            pair.hopper().store_window(pair.placed(rows), pair.placed(batch), there)
+            assert torch.equal(rings[0], there.cpu())
+
+
+def test_inputs_and_output_equal_the_reference():
+    trace, weights = golden.trace(33, "exact"), golden.attention(1)
+    x, positions = trace["layers.1.attn.input"][:7].bfloat16(), torch.arange(7, dtype=torch.int32) * 4000
+    ours, theirs = pair.hopper(), pair.reference()
+    prepared, expected_prepared = ours.prepare_attention(pair.placed(weights)), theirs.prepare_attention(weights)
+    low, q, rows = ours.attention_inputs(pair.narrow(x), pair.placed(positions), prepared)
+    for actual, wanted in zip(
+        (low, q, rows), theirs.attention_inputs(x.float(), positions, expected_prepared), strict=True
+    ):
+        if wanted.is_floating_point():  # a last bit may round the low-rank query to fp8 the other way
+            assert golden.row_error(pair.wide(actual).flatten(1), wanted.flatten(1)) <= 2e-2
+        else:
+            assert float((actual.cpu() == wanted).float().mean()) >= 0.98
+    attended = torch.randn(7, 4, 64, generator=torch.Generator().manual_seed(2)).bfloat16()
+    actual = ours.project_out(pair.narrow(attended), prepared)
+    assert golden.row_error(pair.wide(actual), theirs.project_out(attended.float(), expected_prepared)) <= 2e-2
+
+
+def test_wrong_shapes_are_refused_by_name():
+    made = make_world(heads=4, dim=64, rope=32, window=16, ratio=2, top_k=8)
+    q, rows, batch, ring, pages, entries = pair.placed(list(made.step([(1, 290, 2)], 17)))
+    ops, q = pair.hopper(), q.bfloat16()
+    prepared = ops.prepare_attention(pair.placed(made.weights))
+    for match, arguments in (
+        ("q is torch.float32", (q.float(), rows, batch, ring, pages, entries)),
+        ("ring holds 8 positions; it must hold 15", (q, rows, batch, ring[:, :8], pages, entries)),
+        ("together", (q, rows, batch, ring, pages, None)),
+        ("entries is torch.int64", (q, rows, batch, ring, pages, entries.long())),
+    ):
+        with pytest.raises(ShapeError, match=match):
+            ops.attend(*arguments, prepared)

@@ -1,0 +1,71 @@
+"""The draft head's ops and attention of blocks against the reference."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from backends.cpu.pair import random_norm, random_weight
+from backends.cpu.test_attention import make_world
+from backends.cuda import pair
+from deepinfer.ops.weights import DraftWeights, HeadWeights
+from ops import golden
+
+pytest.importorskip("triton", reason="triton is not installed")
+HIDDEN, TAPS, VOCAB, RANK, STREAMS = 96, 3, 200, 64, 4
+LIMIT = 6e-3
+
+
+def both():
+    weights = DraftWeights(
+        random_weight(HIDDEN, TAPS * HIDDEN, seed=1), random_norm(HIDDEN, 2), random_norm(HIDDEN, 3),
+        random_weight(VOCAB, RANK, seed=4), random_weight(VOCAB, RANK, seed=5), random_weight(1, HIDDEN + RANK, seed=6),
+    )  # fmt: skip
+    head = HeadWeights(random_norm(HIDDEN, 7), random_weight(VOCAB, HIDDEN, seed=8))
+    hopper, reference = pair.hopper(), pair.reference()
+    ours = hopper.prepare_draft(pair.placed(weights), hopper.prepare_head(pair.placed(head)))
+    return ours, reference.prepare_draft(weights, reference.prepare_head(head))
+
+
+@pytest.mark.parametrize("count", [1, 5, 33])
+def test_results_equal_the_reference(count):
+    (ours, theirs), hopper, reference = both(), pair.hopper(), pair.reference()
+    random = torch.Generator().manual_seed(count)
+    streams = torch.randn(count, STREAMS, HIDDEN, generator=random).bfloat16()
+    pre = torch.rand(count, STREAMS, generator=random)
+    taps = torch.randn(count, TAPS, HIDDEN, generator=random).bfloat16().float()
+    previous = torch.arange(count) % VOCAB
+    assert golden.row_error(pair.wide(hopper.tap(pair.narrow(streams))), reference.tap(streams.float())) <= LIMIT
+    main = hopper.draft_main(pair.placed(taps), ours)
+    assert golden.row_error(pair.wide(main), reference.draft_main(taps, theirs)) <= LIMIT
+    x, logits = hopper.draft_head(pair.narrow(streams), pair.placed(pre), ours)
+    other_x, other_logits = reference.draft_head(streams.float(), pre, theirs)
+    assert (
+        golden.row_error(pair.wide(x), other_x) <= LIMIT and golden.row_error(pair.wide(logits), other_logits) <= LIMIT
+    )
+    row, confidence = hopper.draft_next(logits, x, pair.placed(previous), ours)
+    other_row, other_confidence = reference.draft_next(other_logits, other_x, previous, theirs)
+    assert golden.row_error(pair.wide(row), other_row) <= LIMIT
+    assert pair.wide(confidence) == pytest.approx(other_confidence, abs=2e-2)
+
+
+@pytest.mark.parametrize(
+    ("window", "stretches", "starts"),
+    [(16, [(1, 40, 5), (2, 9, 5)], [0, 0]), (64, [(1, 80, 3), (2, 0, 3)], [70, 0]), (5, [(1, 100, 1)], [0])],
+)
+def test_blocks_of_drafts_see_their_row_and_the_window_before_it(window, stretches, starts):
+    made = make_world(heads=4, dim=64, rope=32, window=window, ratio=2, top_k=8)
+    q, rows, batch, ring, _, _ = made.step(stretches, window + 5, window_starts=starts, is_block=True)
+    hopper, reference = pair.hopper(), pair.reference()
+    given = (rows, batch, ring, None, None)
+    ours = hopper.attend(pair.narrow(q), *map(pair.placed, given), hopper.prepare_attention(pair.placed(made.weights)))
+    theirs = reference.attend(q.bfloat16().float(), *given, reference.prepare_attention(made.weights))
+    assert golden.row_error(pair.wide(ours), theirs) <= LIMIT
+
+
+def test_main_rows_are_the_window_rows_of_the_whole_path():
+    made, hopper = make_world(heads=4, dim=64, rope=32, window=16, ratio=2, top_k=8), pair.hopper()
+    prepared = hopper.prepare_attention(pair.placed(made.weights))
+    x = pair.narrow(torch.randn(7, 64, generator=torch.Generator().manual_seed(0)))
+    positions = pair.placed(torch.arange(3, 10, dtype=torch.int32))
+    assert torch.equal(hopper.main_rows(x, positions, prepared), hopper.attention_inputs(x, positions, prepared)[2])

@@ -1,0 +1,34 @@
+"""The engram against the reference, on the golden model's tables."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from backends.cuda import pair
+from ops import golden
+
+pytest.importorskip("triton", reason="triton is not installed")
+
+
+def test_streams_equal_the_reference_and_images_pass():
+    trace, weights = golden.trace(33, "exact"), golden.engram(4)
+    streams, rows = trace["layers.3.output"][:9], trace["layers.4.engram.rows"].long()[:9]
+    is_image = torch.arange(9) % 4 == 1
+    ours, theirs = pair.hopper(), pair.reference()
+    prepared, expected_prepared = ours.prepare_engram(pair.placed(weights)), theirs.prepare_engram(weights)
+    for images in (None, is_image):
+        given = None if images is None else pair.placed(images)
+        actual = pair.wide(ours.engram(pair.narrow(streams), pair.placed(rows), given, prepared))
+        expected = theirs.engram(streams, rows, images, expected_prepared)
+        assert golden.row_error(actual.flatten(1), expected.flatten(1)) <= 4e-3  # bf16 results
+        if images is not None:
+            assert torch.equal(actual[is_image], streams[is_image])
+
+
+def test_no_tokens_give_no_rows():
+    ops = pair.hopper()
+    prepared = ops.prepare_engram(pair.placed(golden.engram(4)))
+    empty = torch.empty(0, 4, 128, dtype=torch.bfloat16, device=pair.DEVICE)
+    rows = torch.empty(0, 6, dtype=torch.int64, device=pair.DEVICE)
+    assert ops.engram(empty, rows, None, prepared).shape == (0, 4, 128)

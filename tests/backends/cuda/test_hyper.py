@@ -1,0 +1,81 @@
+"""hyper_enter, hyper_leave, embed and head against the reference."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from backends.cuda import pair
+from deepinfer.errors import ShapeError
+from deepinfer.ops.values import Mix
+from deepinfer.ops.weights import HeadWeights, HyperWeights, NormWeights, Weight
+from ops import golden
+
+pytest.importorskip("triton", reason="triton is not installed")
+LIMIT = 1e-5  # Sinkhorn rounds of float32 divisions, 16 bits of fn's mantissa
+ROUNDED = 3e-3  # a bf16 result may round the other way
+
+
+def normal(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def norm(width: int) -> NormWeights:
+    return NormWeights(Weight((1 + 0.2 * normal(width, seed=9)).bfloat16()), 1e-6)
+
+
+def weights_of(streams: int, hidden: int, rounds: int) -> HyperWeights:
+    width = (2 + streams) * streams
+    fn, base = normal(width, streams * hidden, seed=4) * 0.05, normal(width, seed=5)
+    return HyperWeights(Weight(fn), Weight(base), Weight(torch.tensor([0.5, 1.0, 2.0])), rounds, 1e-6, 1e-6)
+
+
+@pytest.mark.parametrize(("streams", "hidden", "tokens"), [(4, 300, 3), (3, 40, 5), (1, 33, 2)])
+def test_results_are_those_of_the_reference(streams, hidden, tokens):
+    given = weights_of(streams, hidden, 20), norm(hidden)
+    x, pre = normal(tokens, streams, hidden).bfloat16(), torch.rand(tokens, streams)
+    ours, theirs = pair.hopper(), pair.reference()
+    entered, mix = ours.hyper_enter(pair.narrow(x), pair.placed(pre), ours.prepare_hyper(*pair.placed(given)))
+    expected, expected_mix = theirs.hyper_enter(x.float(), pre, theirs.prepare_hyper(*given))
+    assert golden.row_error(pair.wide(entered), expected) <= ROUNDED
+    for name in ("pre", "post", "comb"):
+        actual = pair.wide(getattr(mix, name)).flatten(1)
+        assert golden.row_error(actual, getattr(expected_mix, name).flatten(1)) <= LIMIT, name
+    output = normal(tokens, hidden, seed=3).bfloat16()
+    left = ours.hyper_leave(pair.narrow(x), pair.narrow(output), pair.placed(expected_mix))
+    expected = theirs.hyper_leave(x.float(), output.float(), expected_mix)
+    assert golden.row_error(pair.wide(left).flatten(1), expected.flatten(1)) <= ROUNDED
+
+
+@pair.on_device
+def test_a_token_has_the_same_bits_alone_and_among_many():
+    ops, x, pre = pair.hopper(), pair.narrow(normal(70, 4, 128)), pair.placed(torch.rand(70, 4))
+    prepared = ops.prepare_hyper(*pair.placed((weights_of(4, 128, 20), norm(128))))
+    together, mix = ops.hyper_enter(x, pre, prepared)
+    for token in (0, 63, 69):
+        part = slice(token, token + 1)
+        alone, own = ops.hyper_enter(x[part], pre[part], prepared)
+        assert torch.equal(alone, together[part]) and torch.equal(own.comb, mix.comb[part])
+        assert torch.equal(own.pre, mix.pre[part]) and torch.equal(own.post, mix.post[part])
+
+
+def test_embedding_and_head_are_those_of_the_reference():
+    table, head = Weight(normal(50, 96, seed=1).bfloat16()), HeadWeights(norm(96), Weight(normal(70, 96).bfloat16()))
+    tokens, pre = torch.tensor([3, 49, 3]), torch.rand(3, 4)
+    ours, theirs = pair.hopper(), pair.reference()
+    streams, first = ours.embed(pair.placed(tokens), ours.prepare_embedding(pair.placed(table), 4))
+    expected, expected_first = theirs.embed(tokens, theirs.prepare_embedding(table, 4))
+    assert torch.equal(pair.wide(streams), expected) and torch.equal(first.cpu(), expected_first)
+    logits = ours.head(streams, pair.placed(pre), ours.prepare_head(pair.placed(head)))
+    assert golden.row_error(logits.cpu(), theirs.head(expected, pre, theirs.prepare_head(head))) <= ROUNDED
+
+
+def test_no_tokens_and_wrong_shapes():
+    ops = pair.hopper()
+    prepared = ops.prepare_hyper(*pair.placed((weights_of(4, 64, 2), norm(64))))
+    empty = torch.empty(0, 4, 64, dtype=torch.bfloat16, device=pair.DEVICE)
+    x, mix = ops.hyper_enter(empty, torch.empty(0, 4, device=pair.DEVICE), prepared)
+    assert x.shape == (0, 64) and isinstance(mix, Mix)
+    assert ops.hyper_leave(empty, x, mix).shape == (0, 4, 64)
+    with pytest.raises(ShapeError, match="streams is torch.float32"):
+        ops.hyper_enter(torch.zeros(1, 4, 64, device=pair.DEVICE), torch.zeros(1, 4, device=pair.DEVICE), prepared)

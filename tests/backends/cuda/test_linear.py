@@ -1,0 +1,70 @@
+"""Products against float64 sums, for widths and row counts that fill no tile, and the same bits in any batch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from backends.cuda import pair
+from deepinfer.ops.reference import quant as reference
+from deepinfer.ops.weights import Weight
+from ops import golden
+
+linear = pytest.importorskip("deepinfer.backends.cuda.hopper.linear", reason="triton is not installed")
+quant = pytest.importorskip("deepinfer.backends.cuda.hopper.quant", reason="triton is not installed")
+LIMIT = 2e-6  # float32 sums
+FP8_LIMIT = 2e-6 if pair.DEVICE.type == "cpu" else 1e-3  # the matrix unit keeps few bits until a sum is moved out of it
+
+
+def matrix(rows: int, width: int, seed: int = 0) -> Weight:
+    random = torch.Generator().manual_seed(seed)
+    return Weight((torch.randn(rows, width, generator=random) * width**-0.5).bfloat16())
+
+
+def fp8(rows: int, width: int) -> Weight:
+    codes = (matrix(rows, width).value * 64 * width**0.5).to(torch.float8_e4m3fn)
+    return Weight(codes, torch.full((-(-rows // 32), width // 32), 115, dtype=torch.uint8).view(torch.float8_e8m0fnu))
+
+
+@pytest.mark.parametrize(("tokens", "rows", "width"), [(1, 3, 32), (5, 65, 96), (70, 130, 160)])
+@pytest.mark.parametrize("make", [matrix, fp8])
+def test_products_equal_the_reference(make, tokens, rows, width):
+    weight, x = make(rows, width), matrix(tokens, width, seed=1).value
+    ours = linear.linear(x.to(pair.DEVICE), quant.prepare_matrix(pair.placed(weight)), torch.float32)
+    rounded = reference.round_fp8(x.float()) if weight.is_quantized else x
+    expected = rounded.double() @ reference.dequantise(weight, torch.float64).T
+    assert golden.row_error(pair.wide(ours), expected) <= (FP8_LIMIT if weight.is_quantized else LIMIT)
+
+
+def test_a_matrix_kept_in_bf16_gets_the_rounded_input():
+    weight, x = fp8(32, 64), matrix(3, 64, seed=1).value
+    weight.scale.view(torch.uint8)[0, 0] = 107
+    weight.value[:, :32] = (weight.value[:, :32].float() / 64).to(torch.float8_e4m3fn)
+    weight.value[:, 32:] = 0
+    weight.value[0, 32] = 1.0
+    prepared = quant.prepare_matrix(pair.placed(weight))
+    assert prepared.rows.scale is None
+    ours = linear.linear(x.to(pair.DEVICE), prepared, torch.float32)
+    expected = reference.round_fp8(x.float()).double() @ reference.dequantise(weight, torch.float64).T
+    assert golden.row_error(pair.wide(ours), expected) <= LIMIT
+
+
+def test_groups_multiply_their_own_columns():
+    x, weights = matrix(6, 3 * 64, seed=1).value, matrix(3 * 40, 64).value.view(3, 40, 64)
+    ours = linear.grouped_matmul(x.to(pair.DEVICE), weights.to(pair.DEVICE))
+    expected = torch.einsum("tgw,grw->tgr", x.view(6, 3, 64).double(), weights.double()).flatten(1)
+    assert golden.row_error(pair.wide(ours), expected) <= 4e-3  # rounded to bf16
+
+
+@pair.on_device
+@pytest.mark.parametrize("make", [matrix, fp8])
+def test_a_token_has_the_same_bits_alone_and_among_many(make):
+    prepared, x = quant.prepare_matrix(pair.placed(make(70, 160))), matrix(130, 160, seed=1).value.to(pair.DEVICE)
+    together = linear.linear(x, prepared)
+    for start, count in ((0, 1), (7, 16), (64, 17), (40, 64)):
+        assert torch.equal(linear.linear(x[start : start + count], prepared), together[start : start + count])
+
+
+def test_no_tokens_give_no_rows():
+    prepared = quant.prepare_matrix(pair.placed(fp8(32, 64)))
+    assert linear.linear(torch.empty(0, 64, dtype=torch.bfloat16, device=pair.DEVICE), prepared).shape == (0, 32)

@@ -1,0 +1,110 @@
+"""Router, experts and the shared expert against the reference, packed and widened, and in any batch."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from backends.cuda import pair
+from deepinfer.errors import ShapeError
+from deepinfer.ops.weights import ExpertWeights, Weight
+from ops import golden
+
+stacks = pytest.importorskip("deepinfer.backends.cuda.hopper.experts", reason="triton is not installed")
+LIMIT = 2e-2  # a last bit may round an input to fp8 the other way
+
+
+def inputs(tokens: int, width: int = 128, seed: int = 0) -> torch.Tensor:
+    return torch.randn(tokens, width, generator=torch.Generator().manual_seed(seed)).bfloat16()
+
+
+def weights_of(experts: int, inner: int, hidden: int, spread: int = 2, limit: float = 2.0) -> ExpertWeights:
+    random = torch.Generator().manual_seed(4)
+
+    def stack(rows: int, width: int) -> Weight:
+        codes = torch.randint(0, 256, (experts, rows, width // 2), generator=random, dtype=torch.uint8).view(torch.int8)
+        scale = torch.randint(122 - spread, 123, (experts, rows, width // 32), generator=random, dtype=torch.uint8)
+        return Weight(codes, scale.view(torch.float8_e8m0fnu))
+
+    return ExpertWeights(stack(inner, hidden), stack(hidden, inner), stack(inner, hidden), limit)
+
+
+def both(weights: ExpertWeights, x: torch.Tensor, chosen: torch.Tensor, share: torch.Tensor):
+    ours, theirs = pair.hopper(), pair.reference()
+    prepared = ours.prepare_experts(pair.placed(weights))
+    actual = ours.experts(pair.narrow(x), pair.placed(chosen), pair.placed(share), prepared)
+    return pair.wide(actual), theirs.experts(x.float(), chosen, share, theirs.prepare_experts(weights))
+
+
+@pytest.mark.parametrize(("scoring", "normalize"), [("sqrtsoftplus", True), ("softmax", False), ("sigmoid", True)])
+def test_choices_and_shares_equal_the_reference(scoring, normalize):
+    router = dataclasses.replace(golden.router(4), scoring=scoring, normalize=normalize, temperature=1.5)
+    x, is_image = inputs(9), torch.arange(9) % 4 == 0
+    ours, theirs = pair.hopper(), pair.reference()
+    for images in (None, is_image):
+        given = None if images is None else pair.placed(images)
+        chosen, share = ours.route(pair.narrow(x), given, ours.prepare_router(pair.placed(router)))
+        expected, expected_share = theirs.route(x.float(), images, theirs.prepare_router(router))
+        assert torch.equal(chosen.cpu(), expected.int())
+        torch.testing.assert_close(share.cpu(), expected_share, rtol=1e-5, atol=1e-7)  # fast exp and log
+
+
+@pytest.mark.parametrize(("experts", "inner", "hidden", "spread"), [(3, 64, 96, 2), (5, 32, 160, 11), (1, 128, 32, 0)])
+def test_experts_equal_the_reference(experts, inner, hidden, spread):
+    x = inputs(6, hidden)
+    k = min(2, experts)
+    chosen = torch.stack(
+        [torch.randperm(experts, generator=torch.Generator().manual_seed(n))[:k] for n in range(6)]
+    ).int()
+    actual, expected = both(weights_of(experts, inner, hidden, spread), x, chosen, torch.rand(6, k) + 0.1)
+    assert golden.row_error(actual, expected) <= LIMIT
+
+
+def test_groups_more_than_eleven_octaves_below_their_row_are_rounded():
+    weights = weights_of(2, 32, 64, 0)
+    for stack in (weights.w1, weights.w2, weights.w3):
+        stack.scale.view(torch.uint8)[..., 0] -= 13
+    actual, expected = both(weights, inputs(3, 64), torch.tensor([[0], [1], [0]], dtype=torch.int32), torch.ones(3, 1))
+    assert golden.row_error(actual, expected) <= LIMIT
+
+
+def test_widened_matrices_give_the_bits_of_packed_ones(monkeypatch):
+    x, chosen, share = (
+        inputs(5, 96),
+        torch.tensor([[0, 2], [2, 1], [0, 1], [1, 0], [2, 0]], dtype=torch.int32),
+        torch.ones(5, 2),
+    )
+    packed, _ = both(weights_of(3, 64, 96), x, chosen, share)
+    monkeypatch.setattr(stacks, "WIDE_PAIRS", 0)
+    wide, _ = both(weights_of(3, 64, 96), x, chosen, share)
+    assert torch.equal(packed, wide)
+
+
+@pair.on_device
+def test_a_token_has_the_same_bits_alone_and_among_many():
+    weights, x, share = weights_of(3, 64, 96), inputs(40, 96), torch.ones(40, 2)
+    chosen = torch.tensor([[0, 2], [2, 1], [0, 1], [1, 0]], dtype=torch.int32).repeat(10, 1)
+    together, _ = both(weights, x, chosen, share)
+    for token in (0, 17, 39):
+        part = slice(token, token + 1)
+        assert torch.equal(both(weights, x[part], chosen[part], share[part])[0], together[part])
+
+
+def test_the_shared_expert_equals_the_reference():
+    ours, theirs, weights = pair.hopper(), pair.reference(), golden.shared_expert(4)
+    x, routed = inputs(5), torch.randn(5, 128)
+    actual = ours.shared_expert(pair.narrow(x), pair.placed(routed), ours.prepare_shared_expert(pair.placed(weights)))
+    expected = theirs.shared_expert(x.float(), routed, theirs.prepare_shared_expert(weights))
+    assert golden.row_error(pair.wide(actual), expected) <= LIMIT
+
+
+def test_no_tokens_give_no_rows_and_plain_weights_are_refused():
+    actual, expected = both(
+        weights_of(2, 32, 64), inputs(0, 64), torch.empty(0, 1, dtype=torch.int32), torch.empty(0, 1)
+    )
+    assert actual.shape == expected.shape == (0, 64)
+    plain = Weight(torch.zeros(2, 32, 64, dtype=torch.bfloat16))
+    with pytest.raises(ShapeError, match="e2m1"):
+        pair.hopper().prepare_experts(ExpertWeights(plain, plain, plain, 0.0))
