@@ -146,6 +146,7 @@ def test_an_image_that_is_not_in_the_body_is_refused_by_its_place(client, url):
         ),
         ({"messages": SUM, "structured_outputs": {"regex": "("}, "stream": True}, 400, None, "regex"),
         ({"messages": SUM, "priority": "high"}, 400, "priority", "priority is 'high'"),
+        ({"messages": SUM, "prompt_logprobs": 1}, 400, "prompt_logprobs", "a chat has no place for them"),
     ],
 )
 def test_a_refusal_has_a_status_and_names_the_parameter(server, body, status, param, words):

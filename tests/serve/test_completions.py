@@ -54,6 +54,12 @@ def test_echo_gives_the_prompt_with_its_logprobs(server):
         assert choice["text"][start:].startswith(token)
 
 
+def test_equal_prompts_count_each(client):
+    ask = {"model": MODEL, "max_tokens": 1}
+    one, two = (client.completions.create(**ask, prompt=prompt).usage for prompt in ("A B", ["A B", "A B"]))
+    assert two.prompt_tokens == 2 * one.prompt_tokens
+
+
 def test_stop_strings_and_stop_tokens_end_a_text(server):
     body = {"prompt": "One, two", "temperature": 0, "max_tokens": 30, "ignore_eos": True}
     text = server.post("/v1/completions", **body).json()["choices"][0]["text"]
@@ -76,6 +82,7 @@ def test_stop_strings_and_stop_tokens_end_a_text(server):
         ({"prompt": [[1], [10**9]]}, "prompt holds token id"),
         ({"prompt": ["a"] * 65, "n": 2, "temperature": 1}, "130 answers, at most 128"),
         ({"prompt": "a", "best_of": 3}, "best_of is 3"),
+        ({"prompt": "a", "prompt_logprobs": 1}, "prompt_logprobs is set; set echo"),
     ],
 )
 def test_what_cannot_be_continued_is_refused(server, body, words):

@@ -5,6 +5,7 @@ It ignores the signals that end a server, since the server drains first; it ends
 
 from __future__ import annotations
 
+import gc
 import threading
 from contextlib import suppress
 from multiprocessing.connection import Connection
@@ -31,6 +32,8 @@ def main(fd: int) -> int:
     except DeepInferError as error:
         connection.send(Failed(str(error), is_refusal=True))
         return 2
+    gc.collect()
+    gc.freeze()  # what was loaded stays; the collector need not look at it again
     sender = _Sender(connection, engine.client)
     limits = engine.max_model_len, engine.vocab_size, engine.num_cache_tokens, engine.images
     sender.send(Ready(*limits, engine.client.stats()))

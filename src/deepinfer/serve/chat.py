@@ -75,6 +75,8 @@ def _streams(service: Service, body: Mapping[str, Any]) -> tuple[ChatPrompt, lis
     """The prompt, and a stream for each answer."""
     params = fields.sampling_params(body, service.defaults)
     service.check_count(params.n)
+    if params.prompt_logprobs is not None:
+        raise RequestError("prompt_logprobs is set, but a chat has no place for them; use /generate or /v1/completions")
     prompt = encode(service, body)
     params, stops = content_stops(params, fields.switch(body, "stop_in_thinking", service.options.stop_in_thinking))
     params = prompt.constrained(params, service.tokenizer.think_end_id)

@@ -52,7 +52,12 @@ def _streams(service: Service, body: Mapping[str, Any]) -> list[RequestStream]:
         params = dataclasses.replace(params, max_tokens=max(DEFAULT_MAX_TOKENS, params.min_tokens))
     if body.get("best_of") not in (None, params.n):
         raise RequestError(f"best_of is {shown(body['best_of'])}; it must be n or left out")
-    if fields.switch(body, "echo") and params.logprobs is not None:
+    is_echo = fields.switch(body, "echo")
+    if params.prompt_logprobs is not None and not (is_echo and params.prompt_logprobs == params.logprobs):
+        raise RequestError(
+            "prompt_logprobs is set; set echo and the same number as logprobs to get them, or use /generate"
+        )
+    if is_echo and params.logprobs is not None:
         params = dataclasses.replace(params, prompt_logprobs=params.logprobs)
     prompts = _prompts(body.get("prompt"))
     service.check_count(len(prompts) * params.n)

@@ -13,7 +13,7 @@ def usage(streams: Sequence[RequestStream], think_end_id: int | None = None) -> 
 
     think_end_id: the token that ends thinking, where the answers begin with it; None where they do not.
     """
-    prompts = {stream.request.token_ids.tobytes(): stream for stream in streams}.values()
+    prompts = {id(stream.request.token_ids): stream for stream in streams}.values()  # its answers share the array
     num_prompt = sum(len(stream.request.token_ids) for stream in prompts)
     num_answer = sum(stream.num_tokens for stream in streams)
     result: dict[str, Any] = {
