@@ -1,5 +1,7 @@
 """The page at `/` in headless Chromium. Skipped where playwright or a Chromium is not installed; see docs/server.md."""
 
+import base64
+import json
 import os
 import re
 import shutil
@@ -7,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+import deepinfer
 from serve_client import wait_until
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+EVAL = Path(deepinfer.__file__).parent / "data" / "deepinfer-nano" / "eval" / "eval.jsonl"
 PATIENCE = 30_000  # milliseconds
 
 
@@ -108,3 +112,29 @@ def test_the_page_fits_a_phone_and_darkness(browser, server):
         one.wait_for_timeout(1500)
         one.screenshot(path=Path(folder) / "phone.png")
     one.close()
+
+
+def test_an_image_goes_with_the_next_message_and_can_be_taken_back(page, server, tmp_path):
+    record = next(line for line in EVAL.read_text().splitlines() if '"image_digit"' in line)
+    content = json.loads(record)["request"]["messages"][0]["content"]
+    url = next(part["image_url"]["url"] for part in content if part["type"] == "image_url")
+    file = tmp_path / "digit.png"
+    file.write_bytes(base64.b64decode(url.partition(",")[2]))
+    page.set_input_files("#files", [str(file), str(file)])
+    page.wait_for_selector("#images button:nth-child(2)")
+    page.click("#images button:nth-child(2)")
+    assert page.inner_text("#images") == "digit.png ×"
+    page.evaluate("document.getElementById('thinking').checked = false")  # it lies in a fold
+    page.fill("#text", "Which digit is this?")
+    page.press("#text", "Enter")
+    page.wait_for_selector("li.assistant .note")
+    assert page.inner_text("li.user") == "Which digit is this?\ndigit.png" and page.inner_text("#images") == ""
+    assert page.inner_text("li.assistant .content") in set("0123456789")
+
+
+def test_a_file_that_is_no_image_is_refused_on_the_page(page, tmp_path):
+    file = tmp_path / "notes.txt"
+    file.write_text("hello")
+    page.set_input_files("#files", str(file))
+    page.wait_for_selector("li.error")
+    assert page.inner_text("li.error") == "notes.txt is no PNG, JPEG, WebP or GIF"

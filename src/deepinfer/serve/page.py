@@ -11,7 +11,8 @@ from starlette.responses import Response
 from deepinfer.serve.errors import ApiError
 
 SCRIPT = "text/javascript"
-FILES = {"index.html": "text/html", "page.css": "text/css", "client.js": SCRIPT, "chat.js": SCRIPT, "live.js": SCRIPT}
+FILES = {"index.html": "text/html", "page.css": "text/css"}
+FILES |= dict.fromkeys(("client.js", "chat.js", "images.js", "live.js"), SCRIPT)
 HEADERS = {
     "content-security-policy": "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'",
     "referrer-policy": "no-referrer",

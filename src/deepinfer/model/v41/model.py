@@ -70,7 +70,7 @@ class BoundModel:
         streams, pre = ops.embed(inputs.tokens, model.embedding)
         if inputs.image_rows is not None:
             streams = streams.contiguous()
-            streams[inputs.is_image] = inputs.image_rows.unsqueeze(1)
+            streams[inputs.is_image] = inputs.image_rows.unsqueeze(1).to(streams.dtype)
         state, taps = LayerState(streams, pre, None), None
         if self.draft is not None and inputs.feeds_draft:
             taps = self.draft.new_taps(batch.num_tokens, model.config.hidden_size, inputs.tokens.device)

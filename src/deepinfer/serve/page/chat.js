@@ -1,10 +1,12 @@
 // The conversation: what was said, what is asked, and the answer as it is written.
 
 import { ask, events } from "./client.js";
+import { Attachments } from "./images.js";
 
 const byId = (id) => document.getElementById(id);
 const [list, text, send, stop] = ["messages", "text", "send", "stop"].map(byId);
 let messages = [];
+const images = new Attachments(byId("ask"), byId("files"), byId("images"), (problem) => show("error", problem));
 let running = null; // AbortController of the answer that is being written
 
 function add(tag, parent, className, content = "") {
@@ -111,10 +113,11 @@ function next(content) {
   else messages.push({ role: "user", content });
 }
 
-async function run(content) {
+async function run(said) {
   const before = messages.length;
+  const { content, names } = images.take(said);
   next(content);
-  show("user", content);
+  show("user", [said, ...names].join("\n"));
   let request;
   try {
     request = body();
@@ -157,11 +160,11 @@ async function run(content) {
 }
 
 async function submit() {
-  const content = text.value.trim();
-  if (!content || running) return;
+  const said = text.value.trim();
+  if (!said || running) return;
   text.value = "";
   [send.disabled, stop.disabled] = [true, false];
-  await run(content);
+  await run(said);
   [send.disabled, stop.disabled] = [false, true];
   text.focus();
 }
@@ -187,15 +190,6 @@ byId("clear").addEventListener("click", () => {
   text.focus();
 });
 byId("parameters").addEventListener("submit", (event) => event.preventDefault());
-
-// Pictures: the server says what it can read.
-for (const kind of ["dragover", "dragleave", "drop"]) {
-  byId("ask").addEventListener(kind, (event) => {
-    event.preventDefault();
-    byId("ask").classList.toggle("over", kind === "dragover");
-    if (kind === "drop" && event.dataTransfer.files.length) show("error", "This engine reads no pictures yet; send text.");
-  });
-}
 
 ask("v1/models").then(async (response) => {
   const { data } = await response.json();
