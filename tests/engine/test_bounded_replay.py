@@ -114,7 +114,7 @@ def test_scores_pass_every_layer_all_the_same(whole: LLM) -> None:
 def test_only_the_kept_tokens_run_the_decoder_half(num_prompt: int, chunk: int) -> None:
     """Tokens that pass each layer's experts, over a whole request; chunks before the kept ones do not run them."""
     params = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
-    with bounded(max_chunk_tokens=chunk, async_scheduling=False) as llm:
+    with bounded(max_chunk_tokens=chunk, async_scheduling=False, num_draft_tokens=0) as llm:
         bound = llm._client.core.executor.model
         calls, passed = Counter[int](), Counter[int]()
         layer_of = {id(parts.experts): layer for layer, parts in enumerate(bound.model.layers)}

@@ -58,7 +58,8 @@ def test_chunked_prompts_equal_whole_ones(alone: list[list[int]], chunk: int) ->
 @pytest.mark.parametrize("is_async", [False, True])
 def test_preemption_in_a_tiny_pool_changes_nothing(plain: LLM, is_async: bool) -> None:
     prompts = [LONG[start : start + 121 + start] for start in range(7)]  # each answer grows into a second block
-    options = {"max_num_requests": 16, "num_blocks": 3, "max_step_tokens": 64, "async_scheduling": is_async}
+    few = {"max_num_requests": 16, "num_blocks": 3, "max_step_tokens": 64, "num_draft_tokens": 0}
+    options = {"async_scheduling": is_async, **few}
     with LLM(goldens.CHECKPOINT, precision="float32", **options) as llm:
         assert texts(llm, prompts) == texts(plain, prompts)
         assert llm.stats().num_preemptions > 0

@@ -262,9 +262,9 @@ def test_logits_that_are_not_finite_are_counted_and_end_their_request_alone() ->
         sampler = llm._client.core.executor.sampler
         sample = sampler.sample
 
-        def broken(logits: Any, slots: Any, positions: Any, masks: Any) -> Any:
+        def broken(logits: Any, slots: Any, positions: Any, *others: Any) -> Any:
             logits[np.flatnonzero(positions == 7).tolist()] = float("nan")
-            return sample(logits, slots, positions, masks)
+            return sample(logits, slots, positions, *others)
 
         sampler.sample = broken
         params = SamplingParams(max_tokens=6, seed=1, ignore_eos=True, frequency_penalty=1.0, top_p=0.9, logprobs=2)

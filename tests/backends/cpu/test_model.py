@@ -72,7 +72,8 @@ def test_chunks_change_no_bit_of_a_request(alone: list[list[tuple[object, ...]]]
 def test_preemption_and_threads_change_no_bit_of_a_request(alone: list[list[tuple[object, ...]]]) -> None:
     prompts = [prompt for prompt in mixed_prompts(32) if len(prompt) > 100]
     expected = [result for prompt, result in zip(mixed_prompts(32), alone, strict=True) if len(prompt) > 100]
-    with LLM(goldens.CHECKPOINT, max_num_requests=16, num_blocks=3, max_step_tokens=64, num_threads=2, **FAST) as llm:
+    few = {"max_num_requests": 16, "num_blocks": 3, "max_step_tokens": 64, "num_draft_tokens": 0}
+    with LLM(goldens.CHECKPOINT, num_threads=2, **few, **FAST) as llm:
         assert results(llm, prompts) == expected
         assert llm.stats().num_preemptions > 0
 
