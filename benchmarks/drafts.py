@@ -90,7 +90,11 @@ def main() -> None:
 
 
 def accepted(llm: LLM, prompts: list[list[int]]) -> dict[str, Any]:
-    """Greedy answers: drafts checked and accepted for each step of a request that had some proposed."""
+    """Greedy answers: drafts checked and accepted for each step of a request that had some proposed.
+
+    Those that were proposed behind an answer's last token count as proposed; `accepted_per_row_with_drafts` leaves
+    them out.
+    """
     before, params = llm.stats().drafts, SamplingParams(temperature=0.0, max_tokens=256)
     llm.generate(prompts, params, progress=False)
     after = llm.stats().drafts
@@ -98,7 +102,9 @@ def accepted(llm: LLM, prompts: list[list[int]]) -> dict[str, Any]:
         getattr(after, name) - (0 if before is None else getattr(before, name)) for name in ("checked", "accepted")
     )
     proposed = int(after.proposed[0]) - (0 if before is None else int(before.proposed[0]))
+    num_rows = after.num_rows - (0 if before is None else before.num_rows)
     return {
+        "accepted_per_row_with_drafts": round(int(kept.sum()) / num_rows, 3),
         "checked_per_step": round(int(checked.sum()) / proposed, 3),
         "accepted_per_step": round(int(kept.sum()) / proposed, 3),
         "share_accepted_by_place": [round(share, 3) for share in (kept / np.maximum(checked, 1)).tolist()],

@@ -54,7 +54,7 @@ class BatchBuilder:
             logit_tokens = self._int64(np.cumsum(is_decoder)[logit_positions(plan, offsets)] - 1)
         return ForwardBatch(tokens, None, encoder, decoder, decoder_tokens, logit_tokens, feeds_draft)
 
-    def block(self, slots: Int32, starts: Int32, decoder_starts: Int32, num_places: int) -> TokenBatch:
+    def block(self, slots: Int32, starts: Int32, window_starts: Int32, num_places: int) -> TokenBatch:
         """A block of drafts for each of these slots [n]: places at positions starts, starts + 1, ..."""
         count = np.arange(len(slots) + 1, dtype=np.int32)
         positions = np.repeat(starts, num_places) + np.tile(np.arange(num_places, dtype=np.int32), len(slots))
@@ -65,7 +65,7 @@ class BatchBuilder:
             row_starts=self._int32(starts),
             row_slots=self._int32(slots),
             block_table=self.block_table[:1, :1].expand(len(slots), 1),
-            window_starts=self._int32(decoder_starts),
+            window_starts=self._int32(window_starts),
             block_tokens=self.block_tokens,
             max_position=int(positions.max()),
             is_block=True,

@@ -65,6 +65,7 @@ class Speculation:
         self._is_coupled = acceptance == "coupled"
         self._drawn_from: Tensor | None = None  # with rejection: logits [num_slots + 1, drafts, vocab] of the drafts
         self._num_known = np.zeros(num_slots + 1, dtype=np.int32)
+        self._main_starts = np.zeros(num_slots + 1, dtype=np.int32)  # from where on the head has read every position
 
     def set_slots(self, setups: Sequence[SlotSetup]) -> None:
         """New occupants, without drafts until they have sampled."""
@@ -72,11 +73,19 @@ class Speculation:
             self.progress.set_slot(setup)
             self._num_ready[setup.slot] = 0
             self._num_known[setup.slot] = len(setup.token_ids)
+            self._main_starts[setup.slot] = 0
 
     def feeds_draft(self, plan: StepPlan, window: int) -> bool:
-        """Whether the head will look at a token of this plan: prompts are read up to their last window only."""
-        ends = plan.starts + plan.counts
-        return bool((~plan.is_prefill | (ends > self._num_known[plan.slots] - window)).any())
+        """Whether the head reads along in this resolved plan.
+
+        It does for decode rows where the policy says so, and for prompts in their last window.
+        """
+        is_prefill, ends = plan.is_prefill, plan.starts + plan.counts
+        if (self._policy.feeds_head & ~is_prefill | is_prefill & (ends > self._num_known[plan.slots] - window)).any():
+            return True
+        decoding = plan.slots[~is_prefill]
+        self._main_starts[decoding] = ends[~is_prefill]
+        return False
 
     def resolve(self, plan: StepPlan, constraints: ConstrainedRows | None) -> StepPlan:
         """The plan as it runs: each decode row begins where it really is and checks what the policy chooses."""
@@ -138,7 +147,8 @@ class Speculation:
             return
         started = time.monotonic()
         slots, starts = lines.slots[rows], self.progress.starts[lines.slots[rows]]
-        batch = self._builder.block(slots, starts, lines.decoder_starts[rows], self.num_drafts)
+        window_starts = np.maximum(lines.decoder_starts[rows], self._main_starts[slots])
+        batch = self._builder.block(slots, starts, window_starts, self.num_drafts)
         previous = self._on_device(newest[rows])
         x, logits = self._head.block(previous, batch)
         x, logits = x.unflatten(0, (len(rows), -1)), logits.unflatten(0, (len(rows), -1))

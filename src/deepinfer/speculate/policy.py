@@ -12,7 +12,9 @@ from deepinfer.speculate.calibration import Calibration, Float64
 from deepinfer.speculate.costs import StepCosts
 
 Confidence = NDArray[np.float32]
-PROBE_STEPS = 64  # plain steps after which drafts are tried again, to see whether texts or times have changed
+PROBE_STEPS = 256  # plain steps after which drafts are tried again, to see whether texts or times have changed
+FEED_STEPS = 16  # steps before that from which on the draft head reads along again
+MARGIN = 1.03  # by so much drafts must be expected to be faster
 MEAN_RATE = 0.05  # share of one step in the mean survival of drafts
 
 
@@ -28,6 +30,11 @@ class DraftPolicy(Protocol):
 
     def wants_drafts(self, num_rows: int) -> bool:
         """Whether to draft for the next step of so many rows."""
+        ...
+
+    @property
+    def feeds_head(self) -> bool:
+        """Whether decode steps leave the draft head what it reads of them, which takes time of its own."""
         ...
 
     def observe(self, confidence: Confidence, num_checked: Int32, num_accepted: Int32) -> None:
@@ -52,6 +59,7 @@ class CheckAll:
     """Every draft is checked."""
 
     calibration_error = 0.0
+    feeds_head = True
 
     def choose(self, confidence: Confidence, room: Int32, num_other: int) -> Int32:
         return room
@@ -82,7 +90,8 @@ class CheckWorthwhile:
     the confidence of draft j is computed from the drafts before it.
 
     When even the best N does not pay for the drafting itself, drafting stops, and is tried again after
-    PROBE_STEPS, or as soon as fewer rows make it pay.
+    PROBE_STEPS, or as soon as fewer rows make it pay. Meanwhile the head reads nothing along; it then knows a
+    shorter window.
     """
 
     def __init__(self, num_drafts: int, step_costs: StepCosts, draft_costs: StepCosts) -> None:
@@ -116,11 +125,15 @@ class CheckWorthwhile:
         tokens = np.concatenate(([1.0], self._mean_survival)).cumsum()
         seconds = self.step_costs.seconds(num_rows * np.arange(1, len(tokens) + 1))
         with_drafts = (tokens / (seconds + self.draft_costs.seconds(num_rows))).max()
-        if with_drafts > 1.0 / seconds[0] or self._num_plain >= PROBE_STEPS:
+        if with_drafts > MARGIN / seconds[0] or self._num_plain >= PROBE_STEPS:
             self._num_plain = 0
             return True
         self._num_plain += 1
         return False
+
+    @property
+    def feeds_head(self) -> bool:
+        return self._num_plain == 0 or self._num_plain >= PROBE_STEPS - FEED_STEPS
 
     def observe(self, confidence: Confidence, num_checked: Int32, num_accepted: Int32) -> None:
         self._calibration.observe(confidence, num_checked, num_accepted)
