@@ -7,7 +7,7 @@ import json
 import pytest
 
 import goldens
-from deepinfer import LLM
+from deepinfer import LLM, SamplingParams
 from deepinfer.runner import step_costs
 
 
@@ -57,6 +57,15 @@ def test_a_folder_that_cannot_be_written_costs_only_the_time(folder, caplog):
     folder.write_text("a file in its place")
     with open_llm() as llm:
         assert len(policy_of(llm).step_costs.times) == 4
+
+
+@pytest.mark.parametrize(
+    "options", [{"max_num_requests": 1, "max_step_tokens": 1}, {"max_model_len": 3}, {"num_blocks": 1}]
+)
+def test_the_smallest_engines_measure_and_answer(options):
+    with LLM(goldens.CHECKPOINT, device="cpu", **options) as llm:
+        output = llm.generate([5], SamplingParams(max_tokens=2, ignore_eos=True), progress=False)[0]
+    assert output.finish_reason == "length" and len(output.token_ids) == 2
 
 
 def test_without_scheduling_nothing_is_measured(folder):

@@ -55,7 +55,8 @@ def step_costs(
 
 
 def _counts(most: int) -> list[int]:
-    return [count for count in LEAST_COUNTS if 2 * count <= most] + [max(most, 2)]
+    most = max(most, 2)
+    return [count for count in LEAST_COUNTS if 2 * count <= most] + [most]
 
 
 def _best(run: Callable[[], None]) -> float:
