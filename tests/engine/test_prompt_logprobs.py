@@ -83,7 +83,8 @@ def test_they_are_the_same_bits_however_the_prompt_is_cut(whole: list[Any], opti
 
 
 def test_only_a_part_of_the_logits_is_on_the_device_at_a_time(whole: list[Any], monkeypatch: Any) -> None:
-    with LLM(goldens.CHECKPOINT, batch_invariant=True, max_num_requests=8, num_blocks=64) as llm:
+    options = {"max_num_requests": 8, "num_blocks": 64, "num_draft_tokens": 0}
+    with LLM(goldens.CHECKPOINT, batch_invariant=True, **options) as llm:
         model = llm._client.core.executor.model
         sizes, logits = [], model.logits
         monkeypatch.setattr(runner, "PROMPT_PART", 16)
