@@ -81,6 +81,19 @@ def test_json_lines_keep_their_order_and_bad_ones_fail_alone(llm, type_in, capsy
     assert (params[0].temperature, params[0].seed, params[1].seed) == (0.5, 7, 3)
 
 
+def test_json_lines_bring_the_images_of_their_prompts(llm, type_in, capsys):
+    lines = [
+        '{"prompt": "a <｜image｜>", "images": ["a.png"]}',
+        '{"prompt_token_ids": [5], "images": [], "max_tokens": 2}',
+        '{"prompt": "b"}',
+    ]
+    type_in("\n".join(lines))
+    assert main(["generate", "--json"]) == 0
+    prompts = llm.calls[0][1]
+    assert prompts[0] == {"prompt": "a <｜image｜>", "images": ["a.png"]}
+    assert prompts[1:] == [{"prompt_token_ids": [5], "images": []}, {"prompt": "b"}]
+
+
 def test_json_lines_end_at_line_breaks_only_and_give_ids_back_whatever_they_hold(llm, type_in, capsys):
     type_in('{"prompt": "a\u2028b\x85", "id": "\\ud800\u0436"}\n')
     assert main(["generate", "--json"]) == 0

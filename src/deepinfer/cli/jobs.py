@@ -22,7 +22,8 @@ CHAT_FIELDS = ("thinking", "effort", "tools", "response_format")
 class Job:
     """One prompt, and its answer once there is one.
 
-    prompt: {"prompt": text} or {"prompt_token_ids": ids}; None for a conversation, which `messages` holds.
+    prompt: {"prompt": text} or {"prompt_token_ids": ids}, either with "images" or without; None for a conversation,
+        which `messages` holds.
     chat: the chat settings of a conversation (see CHAT_FIELDS).
     error: why the line could not be used; such a job is never sent.
     """
@@ -82,7 +83,8 @@ def _read(job: Job, line: str, params: SamplingParams, chat: Mapping[str, Any]) 
     elif settings:
         raise RequestError(f"{', '.join(settings)} can only be given with messages")
     else:
-        job.prompt = {name: value}
+        images = {field: record.pop(field) for field in ("images",) if field in record}
+        job.prompt = {name: value, **images}
     job.params = merge_params(params, record)
 
 

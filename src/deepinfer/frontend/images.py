@@ -6,10 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from deepinfer.errors import RequestError, shown
 from deepinfer.images.messages import ImageSpan
 from deepinfer.images.prepare import Detail, ImagePreparer
 from deepinfer.images.sources import ImageSource
+from deepinfer.messages import Int32
 
 MULTI_MODAL_KEYS = ("image_bytes", "image_sizes")
 
@@ -32,6 +35,17 @@ def listed_images(images: object) -> list[PromptImage]:
     if isinstance(images, str | bytes | Mapping) or not isinstance(images, Sequence):
         raise RequestError(f"images is {shown(images)}; it must be a list of paths, bytes, pictures or data URLs")
     return [PromptImage(source, f"images[{place}]") for place, source in enumerate(images)]
+
+
+def data_url_images(images: object) -> list[PromptImage]:
+    """The same from what strangers send: data URLs only, so nothing is read here or downloaded. Raises RequestError."""
+    found = [] if images is None else listed_images(images)
+    for image in found:
+        if not isinstance(image.source, str) or image.source[:5].lower() != "data:":
+            raise RequestError(
+                f"{image.name} is {shown(image.source)}; it must be a data URL, as in data:image/png;base64,..."
+            )
+    return found
 
 
 def multi_modal_images(data: object) -> list[PromptImage]:
@@ -90,6 +104,13 @@ def place_images(
         ids += [token] * image.num_tokens
         start = end + 1
     return ids + token_ids[start:], tuple(spans)
+
+
+def placeholders(token_ids: Int32, spans: Sequence[ImageSpan]) -> Int32:
+    """The tokens of a placed prompt with one image token for each image again."""
+    if not spans:
+        return token_ids
+    return np.delete(token_ids, np.concatenate([np.arange(span.start + 1, span.end) for span in spans]))
 
 
 def _listed(files: Any) -> list[Any]:

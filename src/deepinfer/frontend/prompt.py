@@ -16,6 +16,7 @@ from deepinfer.errors import RequestError, shown
 from deepinfer.frontend.bad_words import bad_word_ids
 from deepinfer.frontend.images import PromptImage, listed_images, multi_modal_images, place_images
 from deepinfer.frontend.tokenizer import NoTokenizer, Tokenizer
+from deepinfer.images.messages import ImageSpan
 from deepinfer.images.prepare import ImagePreparer
 from deepinfer.messages import GenerateRequest
 from deepinfer.sampling.params import MAX_GOLDEN_TOKENS, SamplingParams
@@ -54,10 +55,12 @@ class RequestBuilder:
         priority: int = 0,
         wants_prompt_logits: bool = False,
         images: Sequence[PromptImage] = (),
+        lowers_max_tokens: bool = False,
     ) -> GenerateRequest:
         """Encode and check a prompt.
 
         images: in the order of their tokens; those that the prompt itself brings come instead.
+        lowers_max_tokens: a `max_tokens` that does not fit behind the prompt becomes what fits.
 
         A text is encoded by `Tokenizer.encode`: special spellings in it count, and BOS is added
         only if the model's tokenizer_config.json says so. `max_tokens` None becomes what fits
@@ -71,8 +74,10 @@ class RequestBuilder:
             raise RequestError(f"params is a {type(params).__name__}; it must be SamplingParams")
         params.check_ids(self.vocab_size)
         prompt, own_images = _split_images(prompt)
-        token_ids, spans = place_images(self._token_ids(prompt), own_images or images, self.images)
+        token_ids, spans = self.placed(self._token_ids(prompt), own_images or images)
         max_tokens = params.max_tokens
+        if max_tokens is not None and lowers_max_tokens:
+            max_tokens = min(max_tokens, max(1, self.max_model_len - len(token_ids)))
         if params.golden_token_ids is not None:
             max_tokens = min(len(params.golden_token_ids), max_tokens or MAX_GOLDEN_TOKENS)
         return GenerateRequest(
@@ -89,6 +94,10 @@ class RequestBuilder:
             bad_word_ids=bad_word_ids(params.bad_words, self.tokenizer, self.vocab_size),
             images=spans,
         )
+
+    def placed(self, token_ids: list[int], images: Sequence[PromptImage]) -> tuple[list[int], tuple[ImageSpan, ...]]:
+        """A prompt as the model takes it, and where its images are in it. Raises RequestError."""
+        return place_images(token_ids, images, self.images)
 
     def _token_ids(self, prompt: Prompt) -> list[int]:
         name, prompt = _unwrap(prompt)

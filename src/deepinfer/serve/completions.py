@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from deepinfer.errors import RequestError, shown
+from deepinfer.frontend.images import data_url_images
 from deepinfer.frontend.outputs import OutputDelta, TokenLogprobs
 from deepinfer.frontend.samples import split_samples
 from deepinfer.frontend.stream import RequestStream
@@ -22,7 +23,7 @@ from deepinfer.serve.logprobs import completion_logprobs
 from deepinfer.serve.service import Service
 from deepinfer.serve.usage import usage
 
-OWN = frozenset({"prompt", "echo", "suffix", "best_of", "stream_options"})
+OWN = frozenset({"prompt", "images", "echo", "suffix", "best_of", "stream_options"})
 DEFAULT_MAX_TOKENS = 16  # of this API, unlike the others'
 
 
@@ -60,11 +61,15 @@ def _streams(service: Service, body: Mapping[str, Any]) -> list[RequestStream]:
     if is_echo and params.logprobs is not None:
         params = dataclasses.replace(params, prompt_logprobs=params.logprobs)
     prompts = _prompts(body.get("prompt"))
+    images = data_url_images(body.get("images"))
+    if images and len(prompts) > 1:
+        raise RequestError(f"images are given beside {len(prompts)} prompts; send each prompt with its images alone")
     service.check_count(len(prompts) * params.n)
     streams = []
     for number, prompt in enumerate(prompts):
         names = service.link.new_ids(params.n)
-        request = service.builder.build(prompt, params, request_id=names[0], priority=body.get("priority") or 0)
+        priority = body.get("priority") or 0
+        request = service.builder.build(prompt, params, request_id=names[0], priority=priority, images=images)
         streams += [
             RequestStream(one, service.tokenizer, sample=number * params.n + sample)
             for sample, one in enumerate(split_samples(request, names))

@@ -13,6 +13,7 @@ from deepinfer import log
 from deepinfer.engine.stats import EngineStats
 from deepinfer.engine.wire import Command, Finish, Ready, Refused, Steps, Submit
 from deepinfer.errors import EngineDeadError, QueueFullError, RequestError
+from deepinfer.frontend.images import placeholders
 from deepinfer.frontend.known_answers import KnownAnswers
 from deepinfer.frontend.outputs import OutputDelta
 from deepinfer.frontend.stream import RequestStream
@@ -212,7 +213,8 @@ class Link:
             return
         entry.stream.finish(ended)
         if ended.reason == "stop":
-            self._known.add(entry.stream.request.token_ids, entry.stream.token_ids)
+            request = entry.stream.request
+            self._known.add(placeholders(request.token_ids, request.images), entry.stream.token_ids)
         self._metrics.finished(entry.stream.finish_reason or ended.reason, entry.stream.request, ended)
         exchange = entry.exchange
         exchange.num_open -= 1

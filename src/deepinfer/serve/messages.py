@@ -12,7 +12,7 @@ from deepinfer.errors import RequestError, shown
 from deepinfer.frontend.protocol_answers import ProtocolStream
 from deepinfer.serve import fields
 from deepinfer.serve.protocol import NOT_HERE, EventWriter, protocol_stream
-from deepinfer.serve.service import Service, fitting
+from deepinfer.serve.service import Service
 
 OWN = frozenset({
     "messages", "system", "tools", "tool_choice", "thinking", "stop_sequences", "output_config", "output_format",
@@ -36,8 +36,12 @@ async def count_tokens(request: Request) -> Response:
     service: Service = request.app.state.service
     body, is_big = await service.read(request)
     service.check(body, OWN, request)
-    prompt = await service.work(is_big, lambda: service.encode(_with_effort(body, service), "messages"))
-    return JSONResponse({"input_tokens": len(prompt.token_ids)})
+    return JSONResponse({"input_tokens": await service.work(is_big, lambda: _count(service, body))})
+
+
+def _count(service: Service, body: Mapping[str, Any]) -> int:
+    prompt = service.encode(_with_effort(body, service), "messages")
+    return len(service.builder.placed(prompt.token_ids, prompt.images)[0])
 
 
 def _stream(service: Service, body: Mapping[str, Any], answer_id: str) -> ProtocolStream:
@@ -45,8 +49,7 @@ def _stream(service: Service, body: Mapping[str, Any], answer_id: str) -> Protoc
         body, service.defaults, leave_out=NOT_HERE, stop=body.get("stop_sequences"), structured_outputs=_format(body)
     )
     prompt = service.encode(_with_effort(body, service), "messages")
-    params = fitting(params, service.builder, len(prompt.token_ids))
-    return protocol_stream(service, body, prompt, params, answer_id)
+    return protocol_stream(service, body, prompt, params, answer_id, lowers_max_tokens=True)
 
 
 def _with_effort(body: Mapping[str, Any], service: Service) -> dict[str, Any]:

@@ -18,6 +18,7 @@ TEXT, SWITCH, OBJECT = {"type": "string"}, {"type": "boolean"}, {"type": "object
 MESSAGES = {"type": "array", "minItems": 1, "items": {
     "type": "object", "required": ["role"], "properties": {"role": TEXT, "content": {}}}}  # fmt: skip
 PROMPT = {"anyOf": [TEXT, {"type": "array", "items": {"anyOf": [TEXT, {"type": "integer"}, {"type": "array"}]}}]}
+IMAGES = {"type": "array", "items": TEXT, "description": "data URLs, one for each image token of the prompt"}
 IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}}
 CHAT = {"messages": MESSAGES, "tools": {"type": "array", "items": OBJECT}, "tool_choice": {}, "thinking": OBJECT,
         "reasoning_effort": TEXT, "response_format": OBJECT, "stream": SWITCH, "stream_options": OBJECT,
@@ -26,7 +27,8 @@ CHAT = {"messages": MESSAGES, "tools": {"type": "array", "items": OBJECT}, "tool
 BODIES: dict[str, tuple[str, dict[str, Any], list[str], bool]] = {
     "/v1/chat/completions": ("Answer a conversation (OpenAI)", CHAT, ["messages"], True),
     "/v1/completions": (
-        "Go on from texts or token ids (OpenAI)", {"prompt": PROMPT, "echo": SWITCH, "stream": SWITCH}, ["prompt"], True
+        "Go on from texts or token ids (OpenAI)",
+        {"prompt": PROMPT, "images": IMAGES, "echo": SWITCH, "stream": SWITCH}, ["prompt"], True,
     ),
     "/v1/messages": (
         "Answer a conversation (Anthropic)",
@@ -45,7 +47,8 @@ BODIES: dict[str, tuple[str, dict[str, Any], list[str], bool]] = {
     "/tokenize": ("Text or conversation to token ids", {"prompt": TEXT, "messages": MESSAGES}, [], False),
     "/detokenize": ("Token ids to text", {"tokens": IDS}, ["tokens"], False),
     "/generate": (
-        "Go on from token ids or a text", {"prompt_token_ids": IDS, "prompt": TEXT, "sampling_params": OBJECT}, [], True
+        "Go on from token ids or a text",
+        {"prompt_token_ids": IDS, "prompt": TEXT, "images": IMAGES, "sampling_params": OBJECT}, [], True,
     ),
     "/abort": ("End a request", {"request_id": TEXT}, ["request_id"], False),
 }  # fmt: skip

@@ -21,15 +21,24 @@ NOT_HERE = ("n", "stop", "logprobs", "top_logprobs", "prompt_logprobs")  # sampl
 
 
 def protocol_stream(
-    service: Service, body: Mapping[str, Any], prompt: ChatPrompt, params: SamplingParams, answer_id: str
+    service: Service,
+    body: Mapping[str, Any],
+    prompt: ChatPrompt,
+    params: SamplingParams,
+    answer_id: str,
+    *,
+    lowers_max_tokens: bool = False,
 ) -> ProtocolStream:
-    """The answer to an encoded conversation. Raises RequestError."""
+    """The answer to an encoded conversation; `lowers_max_tokens` as in `RequestBuilder.build`. Raises RequestError."""
     assert prompt.answers is not None, "a prompt of one of these protocols"
     stops = params.stop
     params = prompt.constrained(dataclasses.replace(params, stop=()), service.tokenizer.think_end_id)
     (name,) = service.link.new_ids(1)
     priority = body.get("priority") or 0
-    made = service.builder.build(prompt.token_ids, params, request_id=name, priority=priority, images=prompt.images)
+    made = service.builder.build(
+        prompt.token_ids, params, request_id=name, priority=priority, images=prompt.images,
+        lowers_max_tokens=lowers_max_tokens,
+    )  # fmt: skip
     model = fields.text(body, "model") or service.names[0]
     processor = prompt.answers.processor(answer_id, model, service.chats.tokenizer, stops)
     return ProtocolStream(made, service.tokenizer, prompt.answers, processor, answer_id, model, int(time.time()))

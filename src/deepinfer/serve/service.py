@@ -124,9 +124,3 @@ class Service:
     def answer(self, exchange: Exchange, writer: Writer, *, is_stream: bool) -> AnswerResponse:
         """The response that waits for the engine."""
         return AnswerResponse(exchange, writer, is_stream=is_stream, seconds=self.options.request_seconds)
-
-
-def fitting(params: SamplingParams, builder: RequestBuilder, num_prompt_tokens: int) -> SamplingParams:
-    """With `max_tokens` lowered to what fits behind the prompt."""
-    room = max(1, builder.max_model_len - num_prompt_tokens)
-    return params if params.max_tokens is None else dataclasses.replace(params, max_tokens=min(params.max_tokens, room))

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from deepinfer.errors import RequestError, shown
+from deepinfer.frontend.images import data_url_images
 from deepinfer.frontend.outputs import OutputDelta
 from deepinfer.frontend.samples import split_samples
 from deepinfer.frontend.stream import RequestStream
@@ -20,7 +21,7 @@ from deepinfer.serve.service import Service
 
 TOKENIZE = frozenset({*chat.OWN, "prompt", "return_token_strs"})
 DETOKENIZE = frozenset({"tokens", "token_ids"})
-GENERATE = frozenset({"prompt", "prompt_token_ids", "text", "input_ids", "token_ids", "sampling_params"})
+GENERATE = frozenset({"prompt", "prompt_token_ids", "text", "input_ids", "token_ids", "images", "sampling_params"})
 # Names of the prompt in `/generate`: vLLM's and SGLang's.
 PROMPT_NAMES = {
     "prompt": "prompt", "text": "prompt",
@@ -42,7 +43,8 @@ async def tokenize(request: Request) -> Response:
 
 def _ids(service: Service, body: Mapping[str, Any]) -> list[int]:
     if body.get("messages") is not None:
-        return chat.encode(service, body).token_ids
+        prompt = chat.encode(service, body)
+        return service.builder.placed(prompt.token_ids, prompt.images)[0]
     prompt = fields.text(body, "prompt")
     if prompt is None:
         raise RequestError("prompt is missing; give a text as prompt, or a conversation as messages")
@@ -82,8 +84,9 @@ def _streams(service: Service, body: Mapping[str, Any], answer_id: str) -> list[
     params = fields.sampling_params(body, service.defaults, **fields.mapping(body, "sampling_params"))
     service.check_count(params.n)
     names = service.link.new_ids(params.n)
+    images = data_url_images(body.get("images"))
     made = service.builder.build(
-        {PROMPT_NAMES[name]: prompt}, params, request_id=names[0], priority=body.get("priority") or 0
+        {PROMPT_NAMES[name]: prompt}, params, request_id=names[0], priority=body.get("priority") or 0, images=images
     )
     return [
         RequestStream(one, service.tokenizer, sample=sample, asked_as=answer_id)
