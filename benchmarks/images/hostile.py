@@ -2,8 +2,9 @@
 
     PYTHONPATH=src:tests python benchmarks/images/hostile.py [--files 1000] [--seed 0]
 
-First, files that are changed at random (tests/images/fuzz.py); then sound ones of as many pixels as an
-image may have, which take the longest. Each kind runs in a process of its own, so that the peak is its.
+First, files that are changed at random (tests/images/fuzz.py); then files made to cost more than their picture
+(tests/images/bombs.py), as large as a file may be; then sound ones of as many pixels as an image may have, which take
+the longest. Each kind runs in a process of its own, so that the peak is its.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from PIL import Image
 from deepinfer.config.engine import ImageOptions
 from deepinfer.errors import RequestError
 from deepinfer.images.prepare import ImagePreparer
+from images.bombs import BOMBS, scans
 from images.fuzz import files, mutated
 from images.pictures import encoded, geometry, picture
 
@@ -30,6 +32,7 @@ LARGE: dict[str, Callable[[], bytes]] = {
     "png with alpha": lambda: encoded(large().convert("RGBA"), "PNG", compress_level=1),
     "jpeg": lambda: encoded(large(), "JPEG"),
     "jpeg, progressive": lambda: encoded(large(), "JPEG", progressive=True),
+    "jpeg, 90 scans more": lambda: scans(90, 5760),
     "jpeg, rotated": lambda: encoded(large(), "JPEG", exif=rotated()),
     "webp": lambda: encoded(large(), "WEBP", method=0),
     "webp, lossless": lambda: encoded(large(), "WEBP", lossless=True, method=0, quality=0),
@@ -68,6 +71,18 @@ def damaged(num_files: int, seed: int, model: str) -> str:
     return f"{num_files} files, slowest {slowest:.3f} s, peak {before:.0f} -> {peak_mib():.0f} MiB: {parts}"
 
 
+def made_up(name: str, model: str) -> str:
+    file = BOMBS[name](ImageOptions().max_image_bytes - 2**16)
+    preparer = ImagePreparer(geometry(model), ImageOptions())
+    before, started, cause = peak_mib(), time.perf_counter(), "taken"
+    try:
+        preparer.prepare(file, "it")
+    except RequestError as error:
+        cause = str(error)[:60]
+    seconds = time.perf_counter() - started
+    return f"{len(file) / 2**20:.1f} MiB, {seconds:.2f} s, peak {before:.0f} -> {peak_mib():.0f} MiB: {cause}"
+
+
 def sound(file: bytes, model: str) -> str:
     preparer = ImagePreparer(geometry(model), ImageOptions(max_image_bytes=2**30))
     before, started = peak_mib(), time.perf_counter()
@@ -85,6 +100,8 @@ def main() -> None:
     spawn = multiprocessing.get_context("spawn")
     with spawn.Pool(1, maxtasksperchild=1) as pool:
         print("damaged:", pool.apply(damaged, (args.files, args.seed, args.model)))
+        for name in BOMBS:
+            print(f"{name}:", pool.apply(made_up, (name, args.model)), flush=True)
         for name, make in LARGE.items():
             print(f"{name}, {WIDTH} x {HEIGHT}:", pool.apply(sound, (make(), args.model)), flush=True)
 

@@ -6,8 +6,6 @@ import random
 import resource
 import time
 
-import pytest
-
 from deepinfer.config.engine import ImageOptions
 from deepinfer.errors import RequestError
 from deepinfer.images.prepare import ImagePreparer
@@ -19,7 +17,6 @@ NUM_FILES = 1000
 MAX_SECONDS, MAX_GROWTH_KIB = 2.0, 200 << 10
 
 
-@pytest.mark.filterwarnings("ignore:.*EXIF:UserWarning")  # damaged EXIF data do not hurt a picture
 def test_damaged_files_are_pictures_or_refused() -> None:
     draw, sound = random.Random(7), files()
     preparer = ImagePreparer(geometry("nano"), ImageOptions(max_image_pixels=2**22))

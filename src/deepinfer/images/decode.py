@@ -1,8 +1,9 @@
 """The bytes of an image file to RGB pixels, checked before anything large is allocated.
 
-Only the formats that chat services take are opened, one at a time. What is not a plain 8-bit RGB
-picture becomes one: EXIF rotation is applied, transparency shows `BACKGROUND`, 16-bit samples keep
-their high byte, and of an animation the first frame counts.
+Only the formats that chat services take are opened, without what does not belong to the picture
+(`containers.py`). What is not a plain 8-bit RGB picture becomes one: EXIF rotation is applied,
+transparency shows `BACKGROUND`, 16-bit samples keep their high byte, and of an animation the first
+frame counts.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ import struct
 from dataclasses import dataclass
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image
+from PIL.JpegImagePlugin import JpegImageFile
 
 from deepinfer.config.engine import ImageOptions
 from deepinfer.errors import RequestError
+from deepinfer.images.containers import read_container
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 BACKGROUND = (253, 253, 253)  # that of deepseek-recipe
@@ -23,7 +26,10 @@ MAX_SIDE = 8192  # pixels, as in deepseek-recipe
 MAX_SCANS = 100  # of a JPEG file; each costs a pass over all pixels, and files in use have about ten
 DAMAGED = (
     OSError, ValueError, SyntaxError, EOFError, IndexError, KeyError, TypeError, OverflowError, struct.error,
-    UserWarning,  # where warnings are errors: EXIF data that can be done without
+)  # fmt: skip
+TURNS = (
+    None, Image.Transpose.FLIP_LEFT_RIGHT, Image.Transpose.ROTATE_180, Image.Transpose.FLIP_TOP_BOTTOM,
+    Image.Transpose.TRANSPOSE, Image.Transpose.ROTATE_270, Image.Transpose.TRANSVERSE, Image.Transpose.ROTATE_90,
 )  # fmt: skip
 
 
@@ -46,19 +52,22 @@ def decode(data: bytes, name: str, limits: ImageLimits) -> Image.Image:
     name: how errors call it. Raises RequestError for a file that is too large, of another kind or damaged.
     """
     check_bytes(len(data), name, limits)
-    if data.startswith(b"\xff\xd8") and data.count(b"\xff\xda") > MAX_SCANS:
-        raise RequestError(f"{name} is a JPEG file of more than {MAX_SCANS} scans; save it again")
     try:
-        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
-            check_size(image, name, limits)
+        container = read_container(data)
+        if container is None:
+            raise RequestError(f"{name} is no image in one of the formats {', '.join(FORMATS)}; convert it")
+        for size in container.sizes:
+            check_size(size, name, limits)
+        if container.open is JpegImageFile and container.data.count(b"\xff\xda") > MAX_SCANS:
+            raise RequestError(f"{name} is a JPEG file of more than {MAX_SCANS} scans; save it again")
+        with container.open(io.BytesIO(container.data)) as image:
+            check_size(image.size, name, limits)
             image.load()
-            return to_rgb(image)
+            return upright(to_rgb(image), container.orientation)
     except RequestError:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         raise RequestError(f"{name} has more than {limits.max_pixels} pixels; make it smaller") from None
-    except UnidentifiedImageError:
-        raise RequestError(f"{name} is no image in one of the formats {', '.join(FORMATS)}; convert it") from None
     except MemoryError:
         raise RequestError(f"{name} does not fit into memory; make it smaller") from None
     except DAMAGED as error:
@@ -76,9 +85,9 @@ def check_bytes(num_bytes: int, name: str, limits: ImageLimits) -> None:
         )
 
 
-def check_size(image: Image.Image, name: str, limits: ImageLimits) -> None:
-    """Raise RequestError for a width, height or number of pixels that is too large; nothing is decoded."""
-    width, height = image.size
+def check_size(size: tuple[int, int], name: str, limits: ImageLimits) -> None:
+    """Raise RequestError for a width, height or number of pixels that is too large."""
+    width, height = size
     if min(width, height) < 1 or max(width, height) > MAX_SIDE:
         raise RequestError(f"{name} is {width} x {height} pixels; each side must be 1 to {MAX_SIDE}, scale it")
     if width * height > limits.max_pixels:
@@ -89,8 +98,7 @@ def check_size(image: Image.Image, name: str, limits: ImageLimits) -> None:
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """A decoded image of any mode, upright, as 8-bit RGB."""
-    image = _upright(image)
+    """A decoded image of any mode as 8-bit RGB."""
     if image.mode.startswith("I;16"):
         return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
     if image.mode in ("I", "F"):  # no file of ours, but pictures that callers made
@@ -102,9 +110,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
     return opaque
 
 
-def _upright(image: Image.Image) -> Image.Image:
-    """Turned as its EXIF data say; where those are damaged, as it is stored."""
-    try:
-        return ImageOps.exif_transpose(image)
-    except DAMAGED:
-        return image
+def upright(image: Image.Image, orientation: int) -> Image.Image:
+    """Turned by an orientation of EXIF, 1 to 8."""
+    turn = TURNS[orientation - 1]
+    return image if turn is None else image.transpose(turn)

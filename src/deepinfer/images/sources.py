@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeAlias
 from urllib.parse import unquote_to_bytes
 
-from PIL import Image
+from PIL import Image, ImageOps
 
 from deepinfer.errors import RequestError, shown
 from deepinfer.images.decode import ImageLimits, check_bytes, check_size, to_rgb
@@ -78,10 +78,10 @@ def _file_bytes(path: str | os.PathLike[str], name: str, limits: ImageLimits) ->
 
 def _png(image: Image.Image, name: str, limits: ImageLimits) -> bytes:
     """A picture of the caller's as a file of its own, without loss."""
-    check_size(image, name, limits)
+    check_size(image.size, name, limits)
     stream = io.BytesIO()
     try:
-        to_rgb(image).save(stream, "PNG", compress_level=1)
+        to_rgb(ImageOps.exif_transpose(image)).save(stream, "PNG", compress_level=1)
     except (OSError, ValueError, SyntaxError) as error:
         raise RequestError(f"{name} cannot be read: {str(error)[:120]}") from None
     return stream.getvalue()
