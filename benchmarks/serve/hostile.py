@@ -143,7 +143,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     random.seed(args.seed)
-    with running("--max-model-len", "2048", "--max-step-tokens", "512", "--request-seconds", "100") as server:
+    with running("--max-model-len", "2048", "--request-seconds", "100") as server:
         results = [fuzz(server, args.bodies), drop(server, args.drops)]
     return 0 if all(results) else 1
 

@@ -348,7 +348,10 @@ def test_a_spoiled_folder_is_refused(folder: Path, spoil: Spoil, error: type[Exc
         ({"kv_cache_bytes": 2**62}, "take .* bytes, but (cpu|cuda) has .*kv_cache_bytes"),
         ({"kv_cache_bytes": 1}, "kv_cache_bytes is 1, but one block of 128 tokens takes 13440 bytes"),
         ({"num_blocks": 1, "kv_cache_bytes": 1}, "kv_cache_bytes and num_blocks say the same thing"),
-        ({"max_num_requests": 4000}, "max_step_tokens is 2048 but must be at least max_num_requests .4000."),
+        (
+            {"max_num_requests": 9, "max_step_tokens": 8},
+            "max_step_tokens is 8 but must be at least max_num_requests .9.",
+        ),
         ({"layers": 5}, "layers is 5; it must be ascending layer numbers"),
         ({"layers": ["a"]}, "layers is .'a'.; it must be ascending layer numbers"),
         ({"layers": (0, 99)}, "layers names 99; the checkpoint has layers 0 to 7"),

@@ -12,7 +12,7 @@ import pytest
 import goldens
 from deepinfer.config.engine import EngineConfig
 from deepinfer.engine.remote import EngineProcess
-from deepinfer.engine.wire import MAX_STEPS, Failed, Finish, Ready, Refused, Start, Steps, Submit
+from deepinfer.engine.wire import MAX_STEPS, Alive, Failed, Finish, Ready, Refused, Start, Steps, Submit
 from deepinfer.messages import GenerateRequest
 from deepinfer.sampling.params import SamplingParams
 
@@ -30,6 +30,8 @@ class Watched:
         self.process = EngineProcess(start, self._take, self.ends.put)
 
     def _take(self, report):
+        if isinstance(report, Alive):
+            return
         if self.gate is not None and isinstance(report, Steps):
             self.gate.wait()
         self.reports.put(report)

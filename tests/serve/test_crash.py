@@ -1,4 +1,4 @@
-"""The engine process dies under load: clients are told, and the service comes back by itself."""
+"""The engine process dies or hangs: clients are told, and the service comes back by itself."""
 
 import os
 import signal
@@ -59,3 +59,33 @@ def test_an_engine_that_keeps_dying_is_started_ever_more_slowly(own):
         wait_until(lambda: not own.service.link.is_up, 5)
         wait_until(lambda: own.service.link.is_up, 30)
     assert delays[1] == 2 * delays[0]
+
+
+@pytest.fixture(scope="module")
+def watched():
+    with running({"device": "null", "num_blocks": 1024}, stuck_seconds=5) as one:
+        yield one
+
+
+@pytest.mark.parametrize("num_streams", [0, 4])
+def test_an_engine_that_hangs_is_killed_and_comes_back(watched, num_streams):
+    ends: list[str] = []
+    threads = [threading.Thread(target=ask_until_it_breaks, args=(watched, ends, True)) for _ in range(num_streams)]
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: watched.service.link.num_requests == num_streams)
+    stuck, restarts = watched.service.supervisor.pid, watched.service.supervisor.num_restarts
+    os.kill(stuck, signal.SIGSTOP)
+    wait_until(lambda: watched.http.get("/health").status_code == 503, 10)
+    for thread in threads:
+        thread.join(5)
+    assert ends == ["engine_stopped"] * num_streams
+    wait_until(lambda: watched.http.get("/health").status_code == 200)
+    assert watched.service.supervisor.pid != stuck and watched.service.supervisor.num_restarts == restarts + 1
+    assert watched.post("/v1/completions", **SHORT).status_code == 200
+
+
+def test_an_engine_that_has_nothing_to_do_is_left_alone(watched):
+    pid = watched.service.supervisor.pid
+    time.sleep(7)
+    assert watched.service.supervisor.pid == pid and watched.http.get("/health").status_code == 200

@@ -26,6 +26,7 @@ ALIASES = {
     "--kv-cache-memory-bytes": "--kv-cache-bytes",
     "--allowed-origins": "--allowed-origin",
     "--model-path": "--model",
+    "--watchdog-timeout": "--stuck-seconds",
 }
 
 

@@ -114,7 +114,10 @@ class SchedulerOptions:
     """How requests share the steps."""
 
     max_num_requests: int = option(64, "requests that run at the same time")
-    max_step_tokens: int = option(2048, "tokens in one step, prompts and answers together")
+    max_step_tokens: int | None = option(
+        None, "tokens in one step, prompts and answers together; when not given 512 on a CPU and 2048 elsewhere, or "
+        "more where that does not hold all running requests and the largest image",
+    )  # fmt: skip
     max_chunk_tokens: int | None = option(
         None, "most prompt tokens of one request in one step; max_step_tokens when not given"
     )
@@ -125,7 +128,7 @@ class SchedulerOptions:
         for name in ("max_num_requests", "max_step_tokens", "max_chunk_tokens", "max_queue"):
             _at_least(self, name, 1)
         _true_or_false(self, "async_scheduling")
-        if self.max_step_tokens < self.max_num_requests:
+        if self.max_step_tokens is not None and self.max_step_tokens < self.max_num_requests:
             raise ConfigError(
                 f"max_step_tokens is {self.max_step_tokens} but must be at least max_num_requests "
                 f"({self.max_num_requests}), so that every running request can take a token in a step"

@@ -10,6 +10,7 @@ from deepinfer.config.engine import option
 from deepinfer.errors import ConfigError, shown
 
 Effort = Literal["low", "high", "xhigh", "max"]
+MIN_STUCK_SECONDS = 4  # an engine tells each second that it lives
 MAX_PORT = 2**16 - 1
 NAME = re.compile(r"[\x21-\x7e]{1,256}")
 KEY = re.compile(r"[\x21-\x7e]{1,1024}")
@@ -29,6 +30,10 @@ class ServeOptions:
     max_choices: int = option(128, "most answers to one request: its prompts times n")
     request_seconds: float = option(3600.0, "time after which a request is ended")
     drain_seconds: float = option(60.0, "time that running requests have to end when the server is told to stop")
+    stuck_seconds: float = option(
+        300.0, "an engine that does nothing for so long, though it has requests, is killed and started again; "
+        "longer than its longest step",
+    )  # fmt: skip
     default_thinking: bool = option(True, "think first, where a request does not say")
     default_effort: Effort | None = option(None, "how much to think, where a request does not say")
     stop_in_thinking: bool = option(False, "stop strings of a chat also end its thinking")
@@ -43,8 +48,8 @@ class ServeOptions:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
                 raise ConfigError(f"{name} is {shown(value)}; it must be a whole number from {low} to {high}")
-        for name in ("request_seconds", "drain_seconds"):
-            _check_seconds(name, getattr(self, name))
+        for name, least in (("request_seconds", 0), ("drain_seconds", 0), ("stuck_seconds", MIN_STUCK_SECONDS)):
+            _check_seconds(name, getattr(self, name), least)
         for name, rule in (("served_model_name", NAME), ("api_key", KEY), ("allowed_origin", NAME)):
             values = getattr(self, name)
             if not isinstance(values, tuple) or not all(isinstance(one, str) and rule.fullmatch(one) for one in values):
@@ -57,6 +62,6 @@ class ServeOptions:
             raise ConfigError("api_key and api_key_file are two ways to give keys; give one of them")
 
 
-def _check_seconds(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 10**7:
-        raise ConfigError(f"{name} is {shown(value)}; it must be a number above 0, at most {10**7}")
+def _check_seconds(name: str, value: Any, least: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least < value <= 10**7:
+        raise ConfigError(f"{name} is {shown(value)}; it must be a number above {least}, at most {10**7}")

@@ -64,6 +64,7 @@ class EngineClient:
         self._abandoned: SimpleQueue[tuple[str, Subscription]] = SimpleQueue()
         self._wake = threading.Condition()
         core.on_encoded = self._notify
+        self.num_turns = 0  # of the loop around the core; stands still while a step or an image takes its time
         self._is_closed = False
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="deepinfer-core", daemon=True)
@@ -83,6 +84,11 @@ class EngineClient:
             is_known = self._grammars.finish(request_id, reason) or self.core.finish(request_id, reason)
             self._wake.notify()
         return is_known
+
+    @property
+    def num_requests(self) -> int:
+        """Whose end was not handed out yet."""
+        return len(self._routes)
 
     def is_routed(self, request_id: str) -> bool:
         """Whether outputs of this request are still to come."""
@@ -148,6 +154,7 @@ class EngineClient:
     def _run(self) -> None:
         try:
             while self._wait_for_work():
+                self.num_turns += 1
                 self._end_abandoned()
                 self._admit_ready()
                 output = self.core.step()

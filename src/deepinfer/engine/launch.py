@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +34,7 @@ def launch(config: EngineConfig, folder: Path, eos_ids: Sequence[int] | None = N
     eos_ids: tokens that end an answer; the model configuration's when None.
     """
     built = build_runner(config, folder, eos_ids)
-    options = config.scheduler
+    options = dataclasses.replace(config.scheduler, max_step_tokens=built.max_step_tokens)
     cache = CacheManager(built.num_blocks, options.max_num_requests, built.block_tokens, built.max_model_len)
     scheduler = Scheduler(
         options,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from queue import Empty
@@ -14,12 +15,14 @@ from queue import Empty
 from deepinfer import log
 from deepinfer.engine.client import EngineClient, Subscription
 from deepinfer.engine.launch import launch
-from deepinfer.engine.wire import MAX_STEPS, Failed, Finish, Ready, Refused, Report, Start, Steps, Submit
+from deepinfer.engine.wire import MAX_STEPS, Alive, Failed, Finish, Ready, Refused, Report, Start, Steps, Submit
 from deepinfer.errors import DeepInferError, EngineDeadError, QueueFullError, RequestError
 from deepinfer.messages import StepOutput
 from deepinfer.structured.server import hang_up
 
 logger = log.get(__name__)
+
+ALIVE_SECONDS = 1.0
 
 
 def main(fd: int) -> int:
@@ -83,7 +86,10 @@ class _Outbox(Subscription):
 
 
 class _Sender:
-    """Sends reports from several threads; outputs from a thread of its own. A server that is gone is no error."""
+    """Sends reports from several threads; outputs and signs of life from threads of its own.
+
+    A server that is gone is no error.
+    """
 
     def __init__(self, connection: Connection, client: EngineClient) -> None:
         self.subscription = _Outbox(client)
@@ -92,6 +98,7 @@ class _Sender:
 
     def start(self) -> None:
         threading.Thread(target=self._run, name="deepinfer-sender", daemon=True).start()
+        threading.Thread(target=self._tell_alive, name="deepinfer-alive", daemon=True).start()
 
     def send(self, report: Report) -> None:
         with self._lock, suppress(OSError):
@@ -105,3 +112,12 @@ class _Sender:
         except EngineDeadError as error:
             self.send(Failed(str(error)))
             hang_up(self._connection)
+
+    def _tell_alive(self) -> None:
+        seen = 0
+        while True:
+            time.sleep(ALIVE_SECONDS)
+            num_turns = self._client.num_turns
+            if num_turns != seen or not self._client.num_requests:
+                self.send(Alive())
+            seen = num_turns

@@ -5,6 +5,7 @@ Ready | Failed     engine -> server     the answer to it
 Submit, Finish     server -> engine     one request each
 Steps              engine -> server     what all requests got since the last message
 Refused            engine -> server     a request that was not queued
+Alive              engine -> server     each second, unless the engine has requests and does nothing with them
 Failed             engine -> server     the engine stopped; the process ends
 """
 
@@ -79,5 +80,10 @@ class Refused:
     is_queue_full: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Alive:
+    """The core went on since the last one, or has no request."""
+
+
 Command = Submit | Finish
-Report = Ready | Failed | Steps | Refused
+Report = Ready | Failed | Steps | Refused | Alive

@@ -17,7 +17,7 @@ from deepinfer.checkpoint import coverage
 from deepinfer.checkpoint.dummy import DummyWeights
 from deepinfer.checkpoint.reader import Checkpoint
 from deepinfer.checkpoint.tensors import Source
-from deepinfer.config.engine import EngineConfig
+from deepinfer.config.engine import EngineConfig, SchedulerOptions
 from deepinfer.errors import ConfigError, ModelError, shown
 from deepinfer.images.geometry import ImageGeometry
 from deepinfer.model.registry import architecture_of, load_module
@@ -34,16 +34,20 @@ from deepinfer.structured.server import GrammarServer
 
 logger = log.get(__name__)
 NULL_BLOCKS_PER_REQUEST = 16
+CPU_STEP_TOKENS = 512  # as fast as larger steps there, and what runs beside a prompt waits less
+STEP_TOKENS = 2048
 
 
 @dataclass(frozen=True)
 class BuiltRunner:
     """A runner, and what a scheduler must know about it.
 
+    max_step_tokens: as the options say, or chosen for this device.
     images, encoder: how images are prepared, and what encodes them; None if the model takes none.
     """
 
     runner: Runner | NullRunner
+    max_step_tokens: int
     num_blocks: int
     block_tokens: int
     max_model_len: int
@@ -84,7 +88,8 @@ def build_runner(config: EngineConfig, folder: Path, eos_ids: Sequence[int] | No
             max_model_len=max_model_len,
             encoder=null_encoder,
         )
-        return BuiltRunner(null, num_blocks, *sizes, images=model_config.images, encoder=null_encoder)
+        step_tokens = _step_tokens(config.scheduler, STEP_TOKENS, model_config.images)
+        return BuiltRunner(null, step_tokens, num_blocks, *sizes, images=model_config.images, encoder=null_encoder)
 
     started = time.monotonic()
     device, ops = choose_device(options), load_ops(options)
@@ -129,7 +134,18 @@ def build_runner(config: EngineConfig, folder: Path, eos_ids: Sequence[int] | No
         runner.speculation = Speculation(
             bound.draft, builder, sampler, policy, num_slots, num_drafts, config.speculate.draft_acceptance
         )
-    return BuiltRunner(runner, num_blocks, *sizes, grammars, num_drafts, model_config.images, encoder)
+    step_tokens = _step_tokens(
+        config.scheduler, CPU_STEP_TOKENS if device.type == "cpu" else STEP_TOKENS, model_config.images
+    )
+    return BuiltRunner(runner, step_tokens, num_blocks, *sizes, grammars, num_drafts, model_config.images, encoder)
+
+
+def _step_tokens(options: SchedulerOptions, usual: int, images: ImageGeometry | None) -> int:
+    """Tokens of a step: those that were asked for, else `usual`, or what an image needs beside the other requests."""
+    if options.max_step_tokens is not None:
+        return options.max_step_tokens
+    largest = 1 if images is None else images.max_tokens
+    return max(usual, options.max_num_requests - 1 + largest)
 
 
 def _checked_eos(eos_ids: Sequence[int], vocab_size: int) -> tuple[int, ...]:

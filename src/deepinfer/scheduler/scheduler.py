@@ -83,6 +83,7 @@ class Scheduler:
         images: ImageWork | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        assert options.max_step_tokens is not None, "whoever knows the device has chosen it"
         assert cache.num_slots <= options.max_step_tokens, "a step must hold a token of every slot"
         self.num_preemptions = 0
         self.num_not_finite = 0

@@ -66,7 +66,7 @@ def build_service(config: EngineConfig, options: ServeOptions, *, log_level: str
         known=known,
         defaults=default_params(folder),
         link=link,
-        supervisor=Supervisor(start, link),
+        supervisor=Supervisor(start, link, options.stuck_seconds),
         metrics=metrics,
         started=int(time.time()),
         image_options=config.images,

@@ -18,6 +18,7 @@ def test_options_come_from_arguments_then_variables_then_defaults():
         ({"port": -1}, "port is -1; it must be a whole number from 0 to 65535"),
         ({"port": True}, "port is True"),
         ({"request_seconds": 0}, "request_seconds is 0"),
+        ({"stuck_seconds": 4}, "stuck_seconds is 4; it must be a number above 4"),
         ({"drain_seconds": "long"}, "drain_seconds is 'long'"),
         ({"default_effort": "huge"}, "default_effort is 'huge'"),
         ({"strict_fields": 1}, "strict_fields is 1"),

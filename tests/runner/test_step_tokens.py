@@ -1,0 +1,30 @@
+"""How many tokens a step has where nobody says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import goldens
+from deepinfer.config.engine import EngineConfig
+from deepinfer.runner.build import build_runner
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"device": "cpu", "load_format": "dummy"}, 512),
+        ({"device": "null"}, 2048),
+        ({"device": "cpu", "load_format": "dummy", "max_num_requests": 600}, None),
+        ({"device": "null", "max_num_requests": 4000}, None),
+        ({"device": "cpu", "load_format": "dummy", "max_step_tokens": 2048}, 2048),
+        ({"device": "null", "max_step_tokens": 64}, 64),
+    ],
+)
+def test_a_step_suits_the_device_and_what_runs_in_it(options: dict[str, Any], expected: int | None) -> None:
+    """expected: None = what an image needs beside all other requests."""
+    config = EngineConfig.from_options({"num_blocks": 1, **options})
+    built = build_runner(config, goldens.CHECKPOINT)
+    assert built.images is not None
+    assert built.max_step_tokens == (expected or options["max_num_requests"] - 1 + built.images.max_tokens)
