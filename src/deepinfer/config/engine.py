@@ -63,7 +63,10 @@ class ModelOptions:
         140, "prompt tokens that pass the decoder half when decoder_replay is bounded",
         variable="DEEPINFER_YOCO_PREFILL_KEEP_TOKENS",
     )  # fmt: skip
-    enforce_eager: bool = option(True, "run without captured device graphs", variable="DEEPINFER_ENFORCE_EAGER")
+    enforce_eager: bool = option(
+        False, "launch the kernels of decode steps one by one, where the Hopper ops would replay captured graphs",
+        variable="DEEPINFER_ENFORCE_EAGER",
+    )  # fmt: skip
     batch_invariant: bool = option(
         False, "refuse to run unless a request's logits never depend on the rest of the batch, bit for bit",
         variable="DEEPINFER_BATCH_INVARIANT",
@@ -91,8 +94,6 @@ class ModelOptions:
             raise ConfigError(
                 f"layers is {shown(self.layers)}; it must be ascending layer numbers from 0 on, as in 0,2,20"
             )
-        if not self.enforce_eager:
-            raise ConfigError("enforce_eager is false, but captured graphs are not there yet; leave it true")
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ class BatchBuilder:
 
     def build(self, plan: StepPlan, *, feeds_draft: bool = False) -> ForwardBatch:
         """The forward pass of `plan`, after its block-table changes. feeds_draft: see `ForwardBatch`."""
-        self._apply_changes(plan)
+        self.apply_changes(plan)
         is_single = bool((plan.counts == 1).all())  # nothing but newest tokens
         offsets, rows, positions = self._places(plan, is_single)
         decoder_starts = plan.decoder_starts[rows]
@@ -85,7 +85,8 @@ class BatchBuilder:
         rows = np.repeat(np.arange(plan.num_rows), plan.counts)
         return offsets, rows, np.arange(offsets[-1]) - offsets[rows] + plan.starts[rows]
 
-    def _apply_changes(self, plan: StepPlan) -> None:
+    def apply_changes(self, plan: StepPlan) -> None:
+        """Write the block-table entries that a plan brings."""
         if len(plan.table_slots):
             where = self._int64(plan.table_slots), self._int64(plan.table_columns)
             self.block_table[where] = self._int32(plan.table_blocks)
@@ -130,7 +131,9 @@ class BatchBuilder:
         return self._on_device(torch.from_numpy(values.astype(np.int64, copy=False)))
 
     def _on_device(self, values: Tensor) -> Tensor:
-        return values if self._is_host else values.to(self.device)  # even a `to` without work costs time
+        if self._is_host:  # even a `to` without work costs time
+            return values
+        return values.pin_memory().to(self.device, non_blocking=True)  # from other memory it would wait for the device
 
 
 def logit_positions(plan: StepPlan, offsets: NDArray[np.integer]) -> NDArray[np.int64]:

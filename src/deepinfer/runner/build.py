@@ -22,10 +22,12 @@ from deepinfer.errors import ConfigError, ModelError, shown
 from deepinfer.images.geometry import ImageGeometry
 from deepinfer.model.registry import architecture_of, load_module
 from deepinfer.runner.batch import BatchBuilder
+from deepinfer.runner.draft_graphs import DraftGraphs
+from deepinfer.runner.graphs import StepGraphs
 from deepinfer.runner.images import ImageEncoder
 from deepinfer.runner.memory import check_memory, count_blocks
 from deepinfer.runner.runner import Runner
-from deepinfer.runner.speculation import Speculation
+from deepinfer.runner.speculation import DraftHead, Speculation
 from deepinfer.runner.step_costs import step_costs
 from deepinfer.sampling.sampler import Sampler
 from deepinfer.speculate.policy import CheckAll, CheckWorthwhile, DraftPolicy
@@ -123,16 +125,24 @@ def build_runner(config: EngineConfig, folder: Path, eos_ids: Sequence[int] | No
         constraints = ConstrainedRows(grammars, num_slots, num_drafts)
     encoder = None if model.vision is None else ImageEncoder(model.vision, device)
     runner = Runner(bound, builder, sampler, constraints, clock=ops.clock, checker=ops.checker, encoder=encoder)
+    is_captured = "hopper" in ops.origin.values() and not (
+        options.enforce_eager or options.time_ops or options.check_ops
+    )
+    if is_captured:
+        runner.graphs = StepGraphs(bound, builder)
     if num_drafts:
+        head: DraftHead = DraftGraphs(bound.draft) if is_captured else bound.draft
         policy: DraftPolicy = CheckAll()
         # Choices by time change batches, and with ops that are not batch-invariant last bits. The precisions that
         # are for comparing repeat a request exactly instead; and op checks take times of their own.
         if config.speculate.draft_scheduling and options.precision == "fast" and not options.check_ops:
             threads = options.num_threads or default_threads()
-            key = f"{folder.resolve()} {options.layers} {options.precision} {device} {ops.origin} {threads}"
-            policy = CheckWorthwhile(num_drafts, *step_costs(runner, bound.draft, num_slots, num_drafts, key))
+            key = (
+                f"{folder.resolve()} {options.layers} {options.precision} {device} {ops.origin} {threads} {is_captured}"
+            )
+            policy = CheckWorthwhile(num_drafts, *step_costs(runner, head, num_slots, num_drafts, key))
         runner.speculation = Speculation(
-            bound.draft, builder, sampler, policy, num_slots, num_drafts, config.speculate.draft_acceptance
+            head, builder, sampler, policy, num_slots, num_drafts, config.speculate.draft_acceptance
         )
     step_tokens = _step_tokens(
         config.scheduler, CPU_STEP_TOKENS if device.type == "cpu" else STEP_TOKENS, model_config.images

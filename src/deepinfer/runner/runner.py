@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,30 +12,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from deepinfer.messages import Float32, Int32, Logprobs, StepPlan, StepResult
-from deepinfer.ops.batch import ForwardBatch, Hidden
+from deepinfer.ops.batch import Hidden
 from deepinfer.ops.check import OpChecker
 from deepinfer.ops.clock import OpClock
 from deepinfer.runner.batch import BatchBuilder
+from deepinfer.runner.graphs import StepGraphs
 from deepinfer.runner.images import ImageEncoder
 from deepinfer.runner.lines import Lines
+from deepinfer.runner.model import Model
 from deepinfer.runner.speculation import Speculation
 from deepinfer.sampling.logprobs import TokenLogprobs, token_logprobs
 from deepinfer.sampling.sampler import Sampler
 from deepinfer.structured.rows import ConstrainedRows
 
 PROMPT_PART = 256  # prompt tokens whose logits are on the device at a time
-
-
-class Model(Protocol):
-    """A model bound to its caches, of whatever version."""
-
-    def forward(self, inputs: ForwardBatch) -> Hidden:
-        """What `logits` reads, for the logit tokens in their order; writes the step's cache entries."""
-        ...
-
-    def logits(self, hidden: Hidden) -> Tensor:
-        """Logits [tokens, vocab] float32."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -58,7 +48,8 @@ class Runner:
 
     `forward` and `sample` are two calls because the token masks of constrained rows are filled in
     between, by another process. constraints: None = no request has a grammar. encoder: keeps the
-    embeddings of images; None = no request has any. speculation: None = no drafts.
+    embeddings of images; None = no request has any. speculation: None = no drafts. graphs: replays decode steps
+    that it captured; None = their kernels are launched one by one.
     """
 
     def __init__(
@@ -71,10 +62,11 @@ class Runner:
         clock: OpClock | None = None,
         checker: OpChecker | None = None,
         encoder: ImageEncoder | None = None,
+        graphs: StepGraphs | None = None,
     ):
         self.model, self.builder, self.sampler, self.encoder = model, builder, sampler, encoder
         self.constraints, self.speculation = constraints, speculation
-        self.clock, self.checker = clock, checker
+        self.clock, self.checker, self.graphs = clock, checker, graphs
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one step; blocks until its tokens are on the host."""
@@ -94,12 +86,18 @@ class Runner:
         lines = Lines.of(plan)
         if self.constraints is not None:
             self.constraints.begin(lines.slots, lines.counts, None if drafting is None else drafting.drafts(lines))
+        return Forwarded(plan, lines, *self.compute(plan, lines, feeds_draft=feeds_draft), started)
+
+    def compute(self, plan: StepPlan, lines: Lines, *, feeds_draft: bool) -> tuple[Hidden, Tensor]:
+        """The forward pass of a plan as it runs, and the logits of its lines."""
+        if self.graphs is not None and self.graphs.takes(plan):
+            return self.graphs.run(plan, feeds_draft=feeds_draft)
         batch = self.builder.build(plan, feeds_draft=feeds_draft)
         if plan.images:
             assert self.encoder is not None, "a plan has images, but the model takes none"
             batch = self.encoder.place(plan, batch)
         hidden = self.model.forward(batch)
-        return Forwarded(plan, lines, hidden, self.model.logits(hidden.part(0, lines.num_lines)), started)
+        return hidden, self.model.logits(hidden.part(0, lines.num_lines))
 
     def sample(self, forwarded: Forwarded) -> StepResult:
         """Draw the next tokens, leave the newest in the token rings for the next step, return them."""

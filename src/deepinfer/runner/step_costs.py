@@ -76,8 +76,9 @@ def _step(runner: Runner, num_slots: int, num_tokens: int) -> None:
     counts: Int32 = (zeros + num_tokens // num_rows) + (np.arange(num_rows) < num_tokens % num_rows).astype(np.int32)
     yes, no = np.ones(num_rows, dtype=np.bool_), np.zeros(num_rows, dtype=np.bool_)
     plan = StepPlan(0, zeros, zeros + POSITION, counts, zeros, no, yes, no, nothing, nothing, nothing, nothing)
-    hidden, lines = runner.model.forward(runner.builder.build(plan, feeds_draft=True)), Lines.of(plan)
-    runner.sampler.sample(runner.model.logits(hidden), lines.line_slots, lines.line_positions).token_ids.cpu()
+    lines = Lines.of(plan)
+    _, logits = runner.compute(plan, lines, feeds_draft=True)
+    runner.sampler.sample(logits, lines.line_slots, lines.line_positions).token_ids.cpu()
 
 
 def _draft(runner: Runner, head: DraftHead, num_rows: int, num_drafts: int) -> None:

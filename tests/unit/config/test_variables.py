@@ -59,17 +59,6 @@ def test_two_variables_of_one_option_must_agree():
         options_from_environment({**same, "DEEPINFER_MODEL": "b"})
 
 
-@pytest.mark.parametrize(
-    ("variable", "text"),
-    [
-        ("DEEPINFER_ENFORCE_EAGER", "0"),
-    ],
-)
-def test_variable_of_an_absent_feature_is_refused_by_name(variable, text):
-    with pytest.raises(ConfigError, match=f"the variable {variable} sets"):
-        engine_config({}, {variable: text})
-
-
 @pytest.mark.parametrize(("text", "wanted"), [("1", None), ("true", None), ("0", 0), ("off", 0), ("3", 3)])
 def test_the_switch_for_drafts_also_takes_their_number(text, wanted):
     config = engine_config({}, {"DEEPINFER_USE_NEXTN_DECODE": text, "DEEPINFER_ENABLE_MTP_VARLEN": "0"})

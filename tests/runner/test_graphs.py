@@ -1,0 +1,149 @@
+"""Padded decode steps give each token the bits of the plan's own batch; captured, they never wait for the device."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import goldens
+from deepinfer import LLM, SamplingParams
+from deepinfer.backends.cuda.device import runs_hopper_ops
+from deepinfer.cache.pools import CachePools
+from deepinfer.config.engine import EngineConfig
+from deepinfer.messages import StepPlan
+from deepinfer.runner.build import build_runner
+from deepinfer.runner.graphs import StepShape, padded, padded_batch
+from deepinfer.runner.lines import Lines
+from deepinfer.runner.runner import Runner
+from engine.test_same_tokens import mixed_prompts
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+on_card = pytest.mark.skipif(not runs_hopper_ops(DEVICE), reason="no Hopper card with triton")
+DRAW = SamplingParams(temperature=0.8, seed=5, max_tokens=12, ignore_eos=True, logprobs=3)
+
+
+def int32(*values: int) -> np.ndarray:
+    return np.array(values, dtype=np.int32)
+
+
+def decode_plan(slots: list[int], starts: list[int], counts: list[int]) -> StepPlan:
+    truth, none = np.ones(len(slots), dtype=np.bool_), int32()
+    return StepPlan(
+        step=1, slots=int32(*slots), starts=int32(*starts), counts=int32(*counts), decoder_starts=int32(*[0] * len(slots)),
+        is_prefill=~truth, samples=truth, wants_logits=~truth, host_tokens=none,
+        table_slots=none, table_columns=none, table_blocks=none,
+    )  # fmt: skip
+
+
+def prefill_plan(prompts: list[list[int]]) -> StepPlan:
+    """Request i in slot i + 1, its blocks 2 * i + 1 and 2 * i + 2."""
+    slots = int32(*range(1, len(prompts) + 1))
+    plan = decode_plan(slots.tolist(), [0] * len(prompts), [len(prompt) for prompt in prompts])
+    return replace(
+        plan, is_prefill=plan.samples, host_tokens=int32(*sum(prompts, [])), table_slots=slots.repeat(2),
+        table_columns=int32(*[0, 1] * len(prompts)), table_blocks=int32(*range(1, 2 * len(prompts) + 1)),
+    )  # fmt: skip
+
+
+def test_sizes_grow_in_steps_that_keep_what_is_too_much_small() -> None:
+    sizes = [padded(count) for count in range(1, 2049)]
+    assert sorted(set(sizes))[:8] == [1, 2, 4, 8, 16, 24, 32, 40] and max(sizes) == 2048
+    assert all(size >= count for count, size in enumerate(sizes, 1)) and len(set(sizes)) == 31
+
+
+def test_a_plan_is_packed_with_a_row_for_the_tokens_that_are_too_many() -> None:
+    plan = decode_plan([3, 5], [7, 600], [1, 4])
+    shape = StepShape.of(plan, block_tokens=128, max_columns=50, feeds_draft=False)
+    assert shape == StepShape(num_tokens=8, num_rows=4, num_columns=8, feeds_draft=False)
+    views = [view.tolist() for view in shape.views(torch.from_numpy(shape.pack(plan)))]
+    assert views == [
+        [7, 600, 601, 602, 603, 0, 1, 2], [0, 1, 1, 1, 1, 2, 2, 2], [0, 1, 5, 8, 8], [7, 600, 0, 0], [3, 5, 0, 0],
+    ]  # fmt: skip
+    assert all(offset % 4 == 0 for offset in shape.offsets), "what kernels read begins at multiples of 16 bytes"
+
+
+def test_a_full_shape_has_no_padding_and_the_table_is_the_most() -> None:
+    plan = decode_plan([1, 2], [900, 3], [4, 4])
+    shape = StepShape.of(plan, block_tokens=128, max_columns=5, feeds_draft=True)
+    assert shape == StepShape(num_tokens=8, num_rows=2, num_columns=5, feeds_draft=True)
+    assert shape.views(torch.from_numpy(shape.pack(plan)))[2].tolist() == [0, 4, 8]
+
+
+def make_runner(monkeypatch: pytest.MonkeyPatch, **options: Any) -> tuple[Runner, CachePools]:
+    """The golden model after two prompts, and its caches."""
+    made: list[CachePools] = []
+    monkeypatch.setattr("deepinfer.runner.build.CachePools", lambda *given: made.append(CachePools(*given)) or made[0])
+    config = EngineConfig.from_options({"num_blocks": 8, "max_num_requests": 4, "draft_scheduling": False} | options)
+    runner = build_runner(config, goldens.CHECKPOINT).runner
+    assert isinstance(runner, Runner)
+    plan = prefill_plan([goldens.prompt(200).tokens[:130], goldens.prompt(33).tokens])
+    runner.compute(plan, Lines.of(plan), feeds_draft=False)
+    for slot, start in ((1, 130), (2, 33)):
+        for place in range(3):
+            token = torch.tensor([40 * slot + place], device=runner.builder.device)
+            runner.builder.store(token, int32(slot), int32(start + place))
+    return runner, made[0]
+
+
+PLANS = [
+    decode_plan([1, 2], [130, 33], [1, 1]),
+    decode_plan([2, 1], [33, 130], [3, 2]),
+    decode_plan([2, 0, 1], [33, 4, 130], [1, 1, 3]),
+]
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_padding_changes_neither_logits_nor_caches(monkeypatch: pytest.MonkeyPatch, plan: StepPlan) -> None:
+    runner, pools = make_runner(monkeypatch, device="cpu")
+    before = pools.blocks.clone(), pools.slots.clone()
+    _, expected = runner.compute(plan, Lines.of(plan), feeds_draft=False)
+    after = pools.blocks.clone(), pools.slots.clone()
+    assert not torch.equal(before[1], after[1])
+    pools.blocks.copy_(before[0])
+    pools.slots.copy_(before[1])
+    shape = StepShape(num_tokens=16, num_rows=8, num_columns=4, feeds_draft=False)
+    batch = padded_batch(shape, torch.from_numpy(shape.pack(plan)), runner.builder)
+    logits = runner.model.logits(runner.model.forward(batch))
+    assert logits.shape[0] == 16 and torch.equal(logits[: plan.num_tokens], expected)
+    assert torch.equal(pools.blocks, after[0]) and torch.equal(pools.slots, after[1])
+
+
+@on_card
+@pytest.mark.parametrize("plan", PLANS)
+def test_a_captured_step_is_the_same_step(monkeypatch: pytest.MonkeyPatch, plan: StepPlan) -> None:
+    eager, eager_pools = make_runner(monkeypatch, device="cuda", enforce_eager=True)
+    graphs, pools = make_runner(monkeypatch, device="cuda")
+    assert eager.graphs is None and graphs.graphs is not None and graphs.graphs.takes(plan)
+    for feeds_draft in (True, False, True):
+        _, expected = eager.compute(plan, Lines.of(plan), feeds_draft=feeds_draft)
+        _, logits = graphs.compute(plan, Lines.of(plan), feeds_draft=feeds_draft)
+        assert torch.equal(logits, expected)
+    assert torch.equal(pools.blocks, eager_pools.blocks) and torch.equal(pools.slots, eager_pools.slots)
+    assert not pools.blocks[0].any() and not pools.slots[0].any()
+
+
+@on_card
+def test_a_captured_step_never_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner, _ = make_runner(monkeypatch, device="cuda")
+    runner.compute(PLANS[0], Lines.of(PLANS[0]), feeds_draft=True)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        runner.compute(PLANS[0], Lines.of(PLANS[0]), feeds_draft=True)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@on_card
+@pytest.mark.parametrize("drafts", [0, 4])
+def test_answers_are_the_same_with_graphs_and_without(drafts: int) -> None:
+    options = {"device": "cuda", "max_num_requests": 32, "num_draft_tokens": drafts}
+    found = []
+    for is_eager in (False, True):
+        with LLM(goldens.CHECKPOINT, enforce_eager=is_eager, **options) as llm:
+            outputs = llm.generate(mixed_prompts(20), DRAW)
+            found.append([[(e.token_id, e.logprob, *e.top) for e in output.logprobs or []] for output in outputs])
+    assert found[0] == found[1] and all(len(answer) == 12 for answer in found[0])
