@@ -31,9 +31,9 @@ def int32(*values: int) -> np.ndarray:
 
 
 def decode_plan(slots: list[int], starts: list[int], counts: list[int]) -> StepPlan:
-    truth, none = np.ones(len(slots), dtype=np.bool_), int32()
+    truth, none, zeros = np.ones(len(slots), dtype=np.bool_), int32(), np.zeros(len(slots), dtype=np.int32)
     return StepPlan(
-        step=1, slots=int32(*slots), starts=int32(*starts), counts=int32(*counts), decoder_starts=int32(*[0] * len(slots)),
+        step=1, slots=int32(*slots), starts=int32(*starts), counts=int32(*counts), decoder_starts=zeros,
         is_prefill=~truth, samples=truth, wants_logits=~truth, host_tokens=none,
         table_slots=none, table_columns=none, table_blocks=none,
     )  # fmt: skip

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from deepinfer.cli import bench_serve
+from deepinfer.cli import bench_rank, bench_serve
 from deepinfer.cli.common import add_engine_flags, describe, open_llm, progress, random_tokens
 from deepinfer.errors import ConfigError, RequestError
 from deepinfer.messages import DraftCounts
@@ -42,7 +42,9 @@ def add_command(commands: Any) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     add_engine_flags(parser)
     parser.set_defaults(run=run)
-    bench_serve.add_command(parser.add_subparsers(title="commands", metavar="[serve]", required=False))
+    commands = parser.add_subparsers(title="commands", metavar="[serve | rank]", required=False)
+    bench_serve.add_command(commands)
+    bench_rank.add_command(commands)
 
 
 @dataclass(frozen=True)

@@ -108,8 +108,8 @@ def share_kernel(
 ):  # fmt: skip
     """Shares of a token's keys, exp(score - peak so far) [HEADS, keys] bf16, and each tile's peak, from which on the
     online softmax (Milakov and Gimelshein, arXiv:1805.02867) would rescale; the total at the last peak."""
-    token = tl.program_id(1).to(tl.int64)
-    head, column = tl.program_id(0) * HEAD_TILE + tl.arange(0, HEAD_TILE), tl.arange(0, TILE)
+    token = tl.program_id(0).to(tl.int64)
+    head, column = tl.program_id(1) * HEAD_TILE + tl.arange(0, HEAD_TILE), tl.arange(0, TILE)
     is_head = head < HEADS
     at = (token * HEADS + head)[:, None] * WIDTH + column[None, :]
     query = tl.load(q + at, mask=is_head[:, None] & (column < WIDTH)[None, :], other=0.0)
@@ -147,8 +147,8 @@ def value_kernel(
     HEAD_TILE: tl.constexpr, TILE: tl.constexpr, NARROW: tl.constexpr, SHARE_KEYS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     """Sum of a token's keys by their shares, over the total."""
-    token = tl.program_id(1).to(tl.int64)
-    head, column = tl.program_id(0) * HEAD_TILE + tl.arange(0, HEAD_TILE), tl.arange(0, TILE)
+    token = tl.program_id(0).to(tl.int64)
+    head, column = tl.program_id(1) * HEAD_TILE + tl.arange(0, HEAD_TILE), tl.arange(0, TILE)
     is_head = head < HEADS
     peak_at = peaks + token * (share_stride // SHARE_KEYS) * HEADS + head
     last = tl.load(peak_at + (num_keys - 1) // SHARE_KEYS * HEADS, mask=is_head, other=0.0)
@@ -208,7 +208,7 @@ def attend(
     head_tile = min(64, max(16, triton.next_power_of_2(heads)))
     tile = max(64, triton.next_power_of_2(dim))
     sizes = heads, dim, window, span, window_tile, head_tile, tile, NARROW, SHARE_KEYS
-    grid = triton.cdiv(heads, head_tile), num_tokens
+    grid = num_tokens, triton.cdiv(heads, head_tile)  # only the first may pass 65,535
     share_kernel[grid](
         q.contiguous(), attention.sink, shares, peaks, totals, dim**-0.5, num_keys, num_keys, *places, *sizes,
         num_warps=SHARE_WARPS, num_stages=1,

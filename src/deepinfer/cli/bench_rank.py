@@ -1,0 +1,125 @@
+"""`deepinfer bench rank`: one rank of a large expert-parallel group, alone on a Hopper card, with dummy weights.
+
+Only the model's config.json is read. Decode steps stand at the end of --context tokens with all their drafts;
+prefill steps hold whole prompts of --length tokens. Tokens a second count --acceptance of the drafts as accepted.
+What other ranks would do is left out: exchange of tokens, waiting, experts beyond the local ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from deepinfer.errors import ConfigError
+
+if TYPE_CHECKING:
+    from deepinfer.rank.measure import Case
+
+
+def add_command(commands: Any) -> None:
+    """Add the command and its flags to the parser of `bench`."""
+    parser = commands.add_parser("rank", help="emulate one rank of an expert-parallel group", description=__doc__)
+    parser.add_argument("--model", type=Path, required=True, metavar="FOLDER", help="folder or file of the config.json")
+    parser.add_argument("--ranks", type=int, default=64, help="of the group (default: 64)")
+    parser.add_argument("--context", type=int, default=131072, help="tokens of each request (default: 131072)")
+    parser.add_argument("--drafts", type=int, default=3, help="checked in a step (default: 3)")
+    parser.add_argument("--acceptance", type=float, default=0.75, help="assumed share of accepted drafts (0.75)")
+    parser.add_argument("--requests", type=_counts, default=(8, 256), metavar="N,...", help="decode (default: 8,256)")
+    parser.add_argument("--prefill", type=_counts, default=(4096, 65536), metavar="N,...", help="tokens of a step")
+    parser.add_argument("--length", type=int, default=4096, help="tokens of a prompt (default: 4096)")
+    parser.add_argument("--repeat", type=int, default=9, help="measured steps of each case (default: 9)")
+    parser.add_argument("--json", metavar="FILE", help="write all figures")
+    parser.add_argument("--plot", metavar="FILE.svg", help="write tokens/s of the card against tokens/s of a user")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure every case and print the tables."""
+    longest = max(args.prefill, default=args.length)
+    if any(tokens % args.length for tokens in args.prefill):
+        raise ConfigError(f"--prefill holds whole prompts; give multiples of --length, which is {args.length}")
+    from deepinfer.rank.measure import Rank
+
+    rank = Rank(
+        args.model, num_ranks=args.ranks, num_requests=max(*args.requests, longest // args.length, 1),
+        context=args.context, num_drafts=args.drafts, acceptance=args.acceptance,
+    )  # fmt: skip
+    cases: list[Case] = []
+    for num_requests in args.requests:
+        cases.append(rank.decode(num_requests, args.repeat))
+        print(line(cases[-1]), flush=True)
+    for num_tokens in args.prefill:
+        cases.append(rank.prefill(num_tokens, args.length, min(args.repeat, 3)))
+        print(line(cases[-1]), flush=True)
+    print(op_table(cases))
+    if args.json:
+        setting = {name: getattr(args, name) for name in ("ranks", "context", "drafts", "acceptance", "length")}
+        Path(args.json).write_text(
+            json.dumps({"setting": setting, "cases": [asdict(case) for case in cases]}, indent=1)
+        )
+    if args.plot:
+        Path(args.plot).write_text(plot([case for case in cases if case.kind == "decode"]))
+    return 0
+
+
+def line(case: Case) -> str:
+    """One case in words."""
+    floor = sum(case.floors.values())
+    return (
+        f"{case.kind} of {case.num_requests} requests, {case.num_tokens} tokens: {case.step_ms:.1f} ms "
+        f"({case.step_low_ms:.1f}-{case.step_high_ms:.1f}), forward {case.forward_ms:.1f} (floor {floor:.1f}), "
+        f"host {case.host_ms:.2f}; {case.tokens_per_s:,.0f} tokens/s, {case.tokens_per_s_user:,.1f} a user"
+    )
+
+
+def op_table(cases: Sequence[Case]) -> str:
+    """Milliseconds of each op in each case, and its floor's share of them."""
+    names = sorted({name for case in cases for name in case.ops}, key=lambda name: -max(_of(c, name) for c in cases))
+    lines = ["", f"{'ms (of floor)':<18}" + "".join(f"{f'{case.kind} {case.num_tokens}':>18}" for case in cases)]
+    for name in names:
+        cells = []
+        for case in cases:
+            time, floor = _of(case, name), case.floors.get(name)
+            share = f" ({100 * floor / time:.0f} %)" if floor and time else ""
+            cells.append(f"{f'{time:.2f}{share}':>18}")
+        lines.append(f"{name:<18}" + "".join(cells))
+    total = "".join(f"{f'{sum(case.ops.values()):.1f}':>18}" for case in cases)
+    return "\n".join([*lines, f"{'sum':<18}{total}"])
+
+
+def plot(cases: Sequence[Case]) -> str:
+    """An SVG of tokens/s of the card over tokens/s of a user, one point a batch size."""
+    right = max((case.tokens_per_s_user for case in cases), default=1.0) * 1.1
+    top = max((case.tokens_per_s for case in cases), default=1.0) * 1.1
+    places = [(60 + 500 * c.tokens_per_s_user / right, 320 - 280 * c.tokens_per_s / top, c) for c in cases]
+    points = " ".join(f"{x:.1f},{y:.1f}" for x, y, _ in places)
+    marks = "".join(
+        f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="#35d"/>'
+        f'<text x="{x + 7:.1f}" y="{y - 5:.1f}">{c.num_requests}</text>'
+        for x, y, c in places
+    )
+    return (
+        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 600 360" font-family="sans-serif" font-size="12">'
+        '<rect width="600" height="360" fill="white"/><path d="M60 40V320H560" fill="none" stroke="#888"/>'
+        f'<polyline points="{points}" fill="none" stroke="#35d" stroke-width="2"/>{marks}'
+        f'<text x="60" y="30">tokens/s of the card, up to {top:,.0f}; numbers at points: requests</text>'
+        f'<text x="560" y="345" text-anchor="end">tokens/s of a user, up to {right:,.0f}</text></svg>\n'
+    )
+
+
+def _of(case: Case, name: str) -> float:
+    return case.ops.get(name, 0.0)
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    try:
+        counts = tuple(int(word) for word in text.split(",") if word)
+    except ValueError:
+        counts = (0,)
+    if any(count < 1 for count in counts):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of counts, as in 8,256")
+    return counts
