@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 import deepinfer
 from deepinfer import LLM, SamplingParams
@@ -35,16 +36,26 @@ MODES: dict[str, dict[str, Any]] = {
 }
 PER_SKILL = 4
 TOKENS = 32
-SLOPES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.7)  # cost of a checked draft, in rows
+SLOPES = (0.1, 0.2, 0.3, 0.4, 0.5)  # cost of a checked draft, in rows
+
+
+class Saturated(StepCosts):
+    """Every row costs 1 and every checked draft `slope`, however many there are."""
+
+    def __init__(self, slope: float) -> None:
+        super().__init__([1, 2], [1.0, 2.0])
+        self._slope = slope
+
+    def seconds(self, num_tokens: NDArray[np.integer] | int) -> NDArray[np.float64]:
+        numbers = np.atleast_1d(num_tokens)
+        return numbers[0] + self._slope * (numbers - numbers[0])
 
 
 class FixedCosts(CheckWorthwhile):
-    """The policy on costs that no step corrects: a row 1, a checked draft `slope`, drafting nothing."""
+    """The policy on such costs, where drafting costs nothing."""
 
-    def __init__(self, num_drafts: int, slope: float, num_rows: int) -> None:
-        most = num_rows * (1 + num_drafts)
-        seconds = [num_rows, num_rows + slope * num_rows * num_drafts]
-        super().__init__(num_drafts, StepCosts([num_rows, most], seconds), StepCosts([1, 2], [0.0, 0.0]))
+    def __init__(self, num_drafts: int, slope: float) -> None:
+        super().__init__(num_drafts, Saturated(slope), StepCosts([1, 2], [0.0, 0.0]))
 
     def observe_step(self, num_tokens: int, seconds: float) -> None:
         pass
@@ -90,24 +101,21 @@ def main() -> None:
 
 
 def accepted(llm: LLM, prompts: list[list[int]]) -> dict[str, Any]:
-    """Greedy answers: drafts checked and accepted for each step of a request that had some proposed.
-
-    Those that were proposed behind an answer's last token count as proposed; `accepted_per_row_with_drafts` leaves
-    them out.
-    """
-    before, params = llm.stats().drafts, SamplingParams(temperature=0.0, max_tokens=256)
-    llm.generate(prompts, params, progress=False)
+    """Greedy answers: drafts checked and accepted for each step of a request, by what its output says."""
+    before = llm.stats().drafts
+    outputs = llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=256), progress=False)
+    checked, kept = (sum(getattr(one, f"num_{name}_drafts") for one in outputs) for name in ("checked", "accepted"))
+    num_steps = sum(len(one.token_ids) - 1 for one in outputs) - kept  # the first token comes with the prompt
     after = llm.stats().drafts
-    checked, kept = (
-        getattr(after, name) - (0 if before is None else getattr(before, name)) for name in ("checked", "accepted")
-    )
-    proposed = int(after.proposed[0]) - (0 if before is None else int(before.proposed[0]))
-    num_rows = after.num_rows - (0 if before is None else before.num_rows)
+    by_place = {
+        name: getattr(after, name) - (0 if before is None else getattr(before, name))
+        for name in ("checked", "accepted")
+    }
+    shares = by_place["accepted"] / np.maximum(by_place["checked"], 1)
     return {
-        "accepted_per_row_with_drafts": round(int(kept.sum()) / num_rows, 3),
-        "checked_per_step": round(int(checked.sum()) / proposed, 3),
-        "accepted_per_step": round(int(kept.sum()) / proposed, 3),
-        "share_accepted_by_place": [round(share, 3) for share in (kept / np.maximum(checked, 1)).tolist()],
+        "checked_per_step": checked / num_steps,
+        "accepted_per_step": kept / num_steps,
+        "share_accepted_by_place": [round(share, 3) for share in shares.tolist()],
         "calibration_error": round(after.calibration_error, 4),
     }
 
@@ -118,12 +126,13 @@ def selection(
     """What is checked and accepted when a checked draft costs `slope` rows, against checking all."""
     with LLM(draft_scheduling=False, num_threads=threads) as llm:
         speculation = llm._client.core.executor.speculation
-        speculation._policy = FixedCosts(speculation.num_drafts, slope, llm.config.scheduler.max_num_requests)
+        speculation._policy = FixedCosts(speculation.num_drafts, slope)
         accepted(llm, prompts)  # calibrates
         found = accepted(llm, prompts)
     line: dict[str, Any] = {"slope": slope}
-    for name in ("checked", "accepted"):
-        line[f"{name}_less"] = round(1 - found[f"{name}_per_step"] / all_checked[f"{name}_per_step"], 3)
+    for name, own in (("checked", 0), ("accepted", 1)):  # an accepted length holds the step's own token
+        now, then = (one[f"{name}_per_step"] + own for one in (found, all_checked))
+        line[f"{name}_less"] = round(1 - now / then, 3)
     print(line | found, flush=True)
     return line | found
 
@@ -147,7 +156,7 @@ def draw(report: dict[str, Any], file: Path) -> None:
     right.plot(
         [100 * line["checked_less"] for line in lines], [100 * line["accepted_less"] for line in lines], marker="o"
     )
-    right.set(xlabel="drafts checked less, %", ylabel="accepted less, %", xlim=(0, None), ylim=(0, None))
+    right.set(xlabel="drafts checked less, %", ylabel="accepted length less, %", xlim=(0, None), ylim=(0, None))
     figure.savefig(file)
 
 

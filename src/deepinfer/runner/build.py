@@ -132,7 +132,7 @@ def build_runner(config: EngineConfig, folder: Path, eos_ids: Sequence[int] | No
             key = f"{folder.resolve()} {options.layers} {options.precision} {device} {ops.origin} {threads}"
             policy = CheckWorthwhile(num_drafts, *step_costs(runner, bound.draft, num_slots, num_drafts, key))
         runner.speculation = Speculation(
-            bound.draft, builder, sampler, policy, num_slots, num_drafts, config.speculate.draft_acceptance
+            bound.draft, builder, sampler, policy, num_slots, num_drafts, eos_ids, config.speculate.draft_acceptance
         )
     step_tokens = _step_tokens(
         config.scheduler, CPU_STEP_TOKENS if device.type == "cpu" else STEP_TOKENS, model_config.images
