@@ -75,9 +75,10 @@ def test_batches_give_what_single_calls_give(walker):
     single, batch = ([walker.matcher(form) for form in forms] for _ in range(2))
     drawn = [ord("7"), ord("y"), ord("{"), ord("7")]
     assert walker.library.accept_all(batch, drawn) == [m.accept(t) for m, t in zip(single, drawn, strict=True)]
-    masks = np.zeros((2, 4, walker.library.num_words), dtype=np.int32)
-    walker.library.fill_all(batch, masks[0])
-    for row, matcher in enumerate(single):
+    masks = np.zeros((2, 6, walker.library.num_words), dtype=np.int32)
+    rows = [4, 0, 1, 5]
+    walker.library.fill_all(batch, masks[0], rows)
+    for row, matcher in zip(rows, single, strict=True):
         matcher.fill(masks[1], row)
     assert (masks[0] == masks[1]).all()
 

@@ -142,11 +142,11 @@ class XGrammar:
         accepted = self._core.BatchGrammarMatcher.batch_accept_token(handles, list(token_ids), False)
         return [matcher.note(token, ok) for matcher, token, ok in zip(matchers, token_ids, accepted, strict=True)]
 
-    def fill_all(self, matchers: Sequence[XGrammarMatcher], masks: Masks) -> None:
+    def fill_all(self, matchers: Sequence[XGrammarMatcher], masks: Masks, rows: Sequence[int]) -> None:
         handles = [matcher.handle for matcher in matchers]
-        self._core.BatchGrammarMatcher(1).batch_fill_next_token_bitmask(handles, masks, None, False)
-        masks[: len(handles), -1] &= self._tables.last_word
-        for row, matcher in enumerate(matchers):
+        self._core.BatchGrammarMatcher(1).batch_fill_next_token_bitmask(handles, masks, list(rows), False)
+        for row, matcher in zip(rows, matchers, strict=True):
+            masks[row, -1] &= self._tables.last_word
             matcher.restrict(masks, row)
 
     def _parsed(self, grammar: Grammar) -> Any:
