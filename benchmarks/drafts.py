@@ -34,9 +34,10 @@ MODES: dict[str, dict[str, Any]] = {
     "all": {"draft_scheduling": False},
     "scheduled": {"draft_scheduling": True},
 }
+ONE_BY_ONE = {"draft_scheduling": False, "async_scheduling": False}  # no row is planned past an answer's end
 PER_SKILL = 4
 TOKENS = 32
-SLOPES = (0.1, 0.2, 0.3, 0.4, 0.5)  # cost of a checked draft, in rows
+SLOPES = (0.2, 0.4, 0.6, 0.8, 1.0)  # cost of a checked draft, in rows
 
 
 class Saturated(StepCosts):
@@ -82,16 +83,22 @@ def main() -> None:
     records = [record for record in records if not record["skill"].startswith("image_")]
     llms = {mode: LLM(num_threads=args.num_threads, **options) for mode, options in MODES.items()}
     tokenizer = llms["none"].tokenizer
-    prompts, long_prompts, by_skill = [], [], defaultdict(int)
+    prompts, completions, long_prompts, by_skill = [], [], [], defaultdict(int)
     for record in records:
         tokens = tokenizer.encode(record["prompt"])
         if by_skill[record["skill"]] < PER_SKILL:
             prompts.append(tokens)
+            completions.append(tokenizer.encode(record["completion"]))
         by_skill[record["skill"]] += 1
         if len(tokenizer.encode(record["completion"])) > TOKENS and len(tokens) < 400:
             long_prompts.append(tokens)
-    report: dict[str, Any] = {"num_prompts": len(prompts), "all": accepted(llms["all"], prompts)}
-    print("all drafts checked:", report["all"], flush=True)
+    with LLM(**ONE_BY_ONE, num_threads=args.num_threads) as llm:
+        report: dict[str, Any] = {"num_prompts": len(prompts), "all": accepted(llm, prompts)}
+        outputs = llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=256), progress=False)
+        known = [output.prompt_token_ids for output, told in zip(outputs, completions, strict=True)
+                 if output.token_ids == told]  # fmt: skip
+        report |= {"num_as_reference": len(known), "as_reference": accepted(llm, known)}
+    print("all drafts checked:", report, flush=True)
     report["selection"] = [selection(prompts, slope, report["all"], args.num_threads) for slope in SLOPES]
     report["rates"] = [rates(llms, long_prompts, batch, args.rounds) for batch in batches]
     for llm in llms.values():
@@ -101,20 +108,20 @@ def main() -> None:
 
 
 def accepted(llm: LLM, prompts: list[list[int]]) -> dict[str, Any]:
-    """Greedy answers: drafts checked and accepted for each step of a request, by what its output says."""
+    """Greedy answers, planned one step at a time: drafts checked and accepted, and tokens given, for each step."""
     before = llm.stats().drafts
     outputs = llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=256), progress=False)
-    checked, kept = (sum(getattr(one, f"num_{name}_drafts") for one in outputs) for name in ("checked", "accepted"))
-    num_steps = sum(len(one.token_ids) - 1 for one in outputs) - kept  # the first token comes with the prompt
     after = llm.stats().drafts
-    by_place = {
+    counts = {
         name: getattr(after, name) - (0 if before is None else getattr(before, name))
-        for name in ("checked", "accepted")
+        for name in ("proposed", "checked", "accepted")
     }
-    shares = by_place["accepted"] / np.maximum(by_place["checked"], 1)
+    num_steps = int(counts["proposed"][0]) - len(outputs)  # drafts follow the prompt and every step
+    shares = counts["accepted"] / np.maximum(counts["checked"], 1)
     return {
-        "checked_per_step": checked / num_steps,
-        "accepted_per_step": kept / num_steps,
+        "checked_per_step": sum(output.num_checked_drafts for output in outputs) / num_steps,
+        "accepted_per_step": sum(output.num_accepted_drafts for output in outputs) / num_steps,
+        "tokens_per_step": sum(len(output.token_ids) - 1 for output in outputs) / num_steps,
         "share_accepted_by_place": [round(share, 3) for share in shares.tolist()],
         "calibration_error": round(after.calibration_error, 4),
     }
@@ -124,15 +131,14 @@ def selection(
     prompts: list[list[int]], slope: float, all_checked: dict[str, Any], threads: int | None
 ) -> dict[str, Any]:
     """What is checked and accepted when a checked draft costs `slope` rows, against checking all."""
-    with LLM(draft_scheduling=False, num_threads=threads) as llm:
+    with LLM(**ONE_BY_ONE, num_threads=threads) as llm:
         speculation = llm._client.core.executor.speculation
         speculation._policy = FixedCosts(speculation.num_drafts, slope)
         accepted(llm, prompts)  # calibrates
         found = accepted(llm, prompts)
     line: dict[str, Any] = {"slope": slope}
-    for name, own in (("checked", 0), ("accepted", 1)):  # an accepted length holds the step's own token
-        now, then = (one[f"{name}_per_step"] + own for one in (found, all_checked))
-        line[f"{name}_less"] = round(1 - now / then, 3)
+    for name in ("checked", "tokens"):
+        line[f"{name}_less"] = round(1 - found[f"{name}_per_step"] / all_checked[f"{name}_per_step"], 3)
     print(line | found, flush=True)
     return line | found
 
@@ -154,9 +160,9 @@ def draw(report: dict[str, Any], file: Path) -> None:
     left.legend(frameon=False)
     lines = sorted(report["selection"], key=lambda line: line["checked_less"])
     right.plot(
-        [100 * line["checked_less"] for line in lines], [100 * line["accepted_less"] for line in lines], marker="o"
+        [100 * line["checked_less"] for line in lines], [100 * line["tokens_less"] for line in lines], marker="o"
     )
-    right.set(xlabel="drafts checked less, %", ylabel="accepted length less, %", xlim=(0, None), ylim=(0, None))
+    right.set(xlabel="drafts checked less, %", ylabel="tokens a step less, %", xlim=(0, None), ylim=(0, None))
     figure.savefig(file)
 
 

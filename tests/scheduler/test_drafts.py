@@ -58,7 +58,7 @@ def test_tokens_behind_one_that_ends_the_answer_are_dropped_and_its_rows_in_flig
     output = scheduler.update(result(first, [60, 7, 62]))
     assert output.token_ids.tolist() == [60, 7]
     (end,) = output.finished
-    assert (end.reason, end.stop_token, end.num_checked_drafts, end.num_accepted_drafts) == ("stop", 7, 3, 1)
+    assert (end.reason, end.stop_token, end.num_checked_drafts, end.num_accepted_drafts) == ("stop", 7, 3, 2)
     late = scheduler.update(result(second, [63, 64]))
     assert not late.request_ids and not late.finished and not scheduler.has_work()
 

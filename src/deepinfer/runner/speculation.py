@@ -126,7 +126,7 @@ class Speculation:
         num_tokens = np.where(
             lines.slots > 0, count_tokens(token_ids, is_usable, lines.counts, self._tokens[lines.slots]), 0
         )
-        checked, accepted = lines.counts - 1, np.maximum(num_tokens - 1, 0)
+        checked, accepted = lines.counts - 1, np.minimum(num_tokens - 1, self._count_to_end(lines.slots)).clip(0)
         rows = np.flatnonzero(checked)
         if len(rows):
             places = np.arange(self.num_drafts)

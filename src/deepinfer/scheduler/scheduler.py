@@ -378,7 +378,8 @@ class Scheduler:
         if result.num_checked is not None:
             rows = np.repeat(np.arange(len(step.slots)), num_tokens)
             num_kept = np.bincount(rows[is_kept], minlength=len(step.slots))
-            self._count_drafts(current, result.num_checked[is_current], num_kept[is_current])
+            num_accepted = np.minimum(num_kept, num_tokens - 1)  # the last that a row gives is no draft
+            self._count_drafts(current, result.num_checked[is_current], num_accepted[is_current])
         tokens, logprobs = result.token_ids, result.logprobs
         if not is_kept.all():
             tokens, logprobs = tokens[is_kept], None if logprobs is None else logprobs.lines(is_kept)
@@ -399,13 +400,14 @@ class Scheduler:
         request_ids: list[str] = self._names[slots].tolist()
         return request_ids
 
-    def _count_drafts(self, slots: Int32, num_checked: Int32, num_kept: Int64) -> None:
-        """num_kept: tokens that each row adds to its answer, the last of which is no draft."""
+    def _count_drafts(self, slots: Int32, num_checked: Int32, num_accepted: Int64) -> None:
         rows = np.flatnonzero(num_checked)
-        for slot, checked, kept in zip(*(part[rows].tolist() for part in (slots, num_checked, num_kept)), strict=True):
+        for slot, checked, accepted in zip(
+            *(part[rows].tolist() for part in (slots, num_checked, num_accepted)), strict=True
+        ):
             request = self._occupant(slot)
             request.num_checked_drafts += checked
-            request.num_accepted_drafts += max(0, kept - 1)
+            request.num_accepted_drafts += max(0, accepted)
 
     def _take_prompt_logits(self, step: InFlight, result: StepResult) -> list[tuple[str, int, Float32]]:
         """Logits of prompt positions that were not handed out before a preemption."""
