@@ -38,6 +38,10 @@ class ServeOptions:
     default_effort: Effort | None = option(None, "how much to think, where a request does not say")
     stop_in_thinking: bool = option(False, "stop strings of a chat also end its thinking")
     strict_fields: bool = option(False, "refuse a request with an unknown field, instead of a note in the log")
+    otlp_traces_endpoint: str | None = option(
+        None, "URL of an OpenTelemetry collector that takes traces (OTLP over HTTP), as in "
+        "http://localhost:4318/v1/traces; none = no traces",
+    )  # fmt: skip
     log_json: bool = option(False, "write the log as one JSON object a line")
 
     def __post_init__(self) -> None:
@@ -54,6 +58,9 @@ class ServeOptions:
             values = getattr(self, name)
             if not isinstance(values, tuple) or not all(isinstance(one, str) and rule.fullmatch(one) for one in values):
                 raise ConfigError(f"{name} must be texts of printable characters without spaces")  # may be a secret
+        endpoint = self.otlp_traces_endpoint
+        if endpoint is not None and not (isinstance(endpoint, str) and re.match("https?://[^/]", endpoint)):
+            raise ConfigError(f"otlp_traces_endpoint is {shown(endpoint)}; it must be a URL of http or https")
         if self.default_effort not in (None, "low", "high", "xhigh", "max"):
             raise ConfigError(
                 f"default_effort is {shown(self.default_effort)}; it must be one of low, high, xhigh, max"

@@ -42,7 +42,7 @@ ROUTES = (
 
 def build_app(service: Service, keys: tuple[str, ...]) -> Starlette:
     """The application around a service. keys: of clients; none = everybody may ask."""
-    middleware = [Middleware(Gate, keys=keys, metrics=service.metrics)]
+    middleware = [Middleware(Gate, keys=keys, metrics=service.metrics, traces=service.traces)]
     if service.options.allowed_origin:
         allowed = [*service.options.allowed_origin]
         cors = Middleware(CORSMiddleware, allow_origins=allowed, allow_methods=["GET", "POST"], allow_headers=["*"])

@@ -8,6 +8,7 @@ import socket
 import time
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import uvicorn
 
@@ -26,6 +27,9 @@ from deepinfer.serve.link import Link
 from deepinfer.serve.metrics import Metrics
 from deepinfer.serve.service import Service
 from deepinfer.serve.supervisor import Supervisor
+
+if TYPE_CHECKING:
+    from deepinfer.serve.traces import Traces
 
 logger = log.get(__name__)
 
@@ -56,7 +60,8 @@ def build_service(config: EngineConfig, options: ServeOptions, *, log_level: str
     names = options.served_model_name or (_name(config, folder),)
     metrics = Metrics(names[0])
     known = KnownAnswers(tokenizer)
-    link = Link(metrics, known, config.scheduler.max_num_requests + config.scheduler.max_queue)
+    traces = _traces(options.otlp_traces_endpoint, names[0])
+    link = Link(metrics, known, config.scheduler.max_num_requests + config.scheduler.max_queue, traces)
     start = Start(config, folder, tuple(tokenizer.eos_ids) or None, log_level, options.log_json)
     return Service(
         options=options,
@@ -70,7 +75,18 @@ def build_service(config: EngineConfig, options: ServeOptions, *, log_level: str
         metrics=metrics,
         started=int(time.time()),
         image_options=config.images,
+        traces=traces,
     )
+
+
+def _traces(endpoint: str | None, model: str) -> Traces | None:
+    if endpoint is None:
+        return None
+    try:
+        from deepinfer.serve.traces import Traces
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"traces need the package {error.name}; pip install 'deepinfer[trace]'") from None
+    return Traces(endpoint, model)
 
 
 def read_keys(options: ServeOptions) -> tuple[str, ...]:
@@ -103,7 +119,7 @@ async def _serve(service: Service, keys: tuple[str, ...]) -> int:
         if not keys and host not in ("127.0.0.1", "::1"):
             logger.warning("everybody who reaches %s may ask; give an api_key to change that", host)
         await server.serve(sockets=[listener])
-        await service.supervisor.close()
+        await service.close()
     return 0
 
 

@@ -7,7 +7,7 @@ import dataclasses
 import secrets
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.requests import Request
 
@@ -33,6 +33,9 @@ from deepinfer.serve.metrics import Metrics
 from deepinfer.serve.response_store import ResponseStore
 from deepinfer.serve.supervisor import Supervisor
 
+if TYPE_CHECKING:
+    from deepinfer.serve.traces import Traces
+
 logger = log.get(__name__)
 
 Made = TypeVar("Made")
@@ -44,6 +47,7 @@ class Service:
 
     names: that requests may use for the model. known: earlier answers, token for token.
     defaults: sampling parameters that the model recommends. started: seconds since 1970.
+    traces: None = nobody wants them.
     """
 
     options: ServeOptions
@@ -57,6 +61,7 @@ class Service:
     metrics: Metrics
     started: int
     image_options: ImageOptions
+    traces: Traces | None = None
     is_draining: bool = False
     budget: bodies.Budget = field(default_factory=lambda: bodies.Budget(bodies.MAX_TOTAL_BYTES))
     responses: ResponseStore = field(default_factory=ResponseStore)
@@ -120,6 +125,12 @@ class Service:
                 f"n is too large: the request asks for {count} answers, at most {self.options.max_choices} are given "
                 "(--max-choices)"
             )
+
+    async def close(self) -> None:
+        """End the engine after the step in flight, and send the last traces."""
+        await self.supervisor.close()
+        if self.traces is not None:
+            await asyncio.to_thread(self.traces.close)
 
     def answer(self, exchange: Exchange, writer: Writer, *, is_stream: bool) -> AnswerResponse:
         """The response that waits for the engine."""
