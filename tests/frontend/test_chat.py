@@ -87,7 +87,6 @@ def test_a_demanded_call_leaves_the_prompt_as_it_is_and_gives_a_grammar(encoder,
     [
         ({}, "tool_choice demands a call, but the tools of the request are: none"),
         ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}}, "demands 'g', but"),
-        ({"tools": [TOOL], "response_format": {"type": "regex", "regex": "a"}}, "response_format is set and"),
     ],
 )
 def test_a_demand_that_cannot_be_met_is_refused(encoder, options, message):

@@ -45,10 +45,10 @@ def _ids(service: Service, body: Mapping[str, Any]) -> list[int]:
     if body.get("messages") is not None:
         prompt = chat.encode(service, body)
         return service.builder.placed(prompt.token_ids, prompt.images)[0]
-    prompt = fields.text(body, "prompt")
-    if prompt is None:
+    text = fields.text(body, "prompt")
+    if text is None:
         raise RequestError("prompt is missing; give a text as prompt, or a conversation as messages")
-    return service.tokenizer.encode(prompt)
+    return service.tokenizer.encode(text)
 
 
 async def detokenize(request: Request) -> Response:
