@@ -76,7 +76,11 @@ def test_a_request_and_its_answers_are_spans_below_the_callers(collector):
         told = values(answer)
         assert answer.parent_span_id == request.span_id
         assert request.start_time_unix_nano <= answer.start_time_unix_nano < answer.end_time_unix_nano
-        assert told["gen_ai.usage.completion_tokens"] == 3 and told["gen_ai.request.max_tokens"] == 3
+        assert told["gen_ai.usage.completion_tokens"] == told["gen_ai.usage.output_tokens"] == 3
+        assert (
+            told["gen_ai.usage.input_tokens"] == reply.json()["usage"]["prompt_tokens"]
+            and told["gen_ai.request.max_tokens"] == 3
+        )
         assert told["gen_ai.request.id"].startswith("cmpl-") and told["gen_ai.latency.e2e"] > 0
         assert told["gen_ai.latency.time_to_first_token"] <= told["gen_ai.latency.e2e"]
     others = sorted(span.name for span in spans if span.trace_id.hex() != TRACE)

@@ -1,7 +1,8 @@
 """Traces: spans of requests for an OpenTelemetry collector. Loaded only when there is one to send them to.
 
 A POST request is a span, below the caller's own if a `traceparent` header names it; each answer in it is a span
-`llm_request` below that, with the attributes that vLLM gives it. No span holds a prompt or an answer.
+`llm_request` below that, with the attributes of OpenTelemetry's conventions and those that vLLM gives it. No span
+holds a prompt or an answer.
 """
 
 from __future__ import annotations
@@ -65,10 +66,11 @@ class Traces:
         params = request.params
         span = self._tracer.start_span("llm_request", parent, start_time=_wall_ns(request.arrival))
         span.set_attributes({
-            "gen_ai.response.model": self._model, "gen_ai.request.id": name,
+            "gen_ai.response.model": self._model, "gen_ai.response.id": name, "gen_ai.request.id": name,
             "gen_ai.request.temperature": params.temperature, "gen_ai.request.top_p": params.top_p,
             "gen_ai.request.max_tokens": params.max_tokens or 0, "gen_ai.request.n": params.n,
-            "gen_ai.usage.prompt_tokens": len(request.token_ids),
+            "gen_ai.usage.input_tokens": len(request.token_ids), "gen_ai.usage.prompt_tokens": len(request.token_ids),
+            "gen_ai.usage.output_tokens": len(stream.token_ids),
             "gen_ai.usage.completion_tokens": len(stream.token_ids),
             "gen_ai.response.finish_reasons": [reason],
         })  # fmt: skip
