@@ -95,6 +95,19 @@ def test_a_demand_that_cannot_be_met_is_refused(encoder, options, message):
         prompt.constrained(SamplingParams(), THINK_END)
 
 
+def test_other_words_for_the_same_messages_are_taken(encoder):
+    ask, call = [{"role": "system", "content": "Be nice."}, USER], {"id": "c", "type": "function", "function": {
+        "name": "f", "arguments": "{}"}}  # fmt: skip
+    turn = {"role": "assistant", "content": "", "tool_calls": [call], "reasoning_content": "Hm."}
+    result = {"role": "tool", "tool_call_id": "c", "content": "1"}
+    plain = encoder.encode([*ask, turn, result], tools=[TOOL]).token_ids
+    other = {**turn, "reasoning": turn["reasoning_content"]}
+    del other["reasoning_content"]
+    words = [{"role": "developer", "content": "Be nice."}, USER, other, result]
+    assert encoder.encode(words, tools=[TOOL]).token_ids == plain
+    assert encoder.encode([*ask, {**turn, "reasoning": "Not this."}, result], tools=[TOOL]).token_ids == plain
+
+
 def test_response_formats_reach_the_prompt(encoder, tokenizer):
     schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object", "title": "zz"}}}
     text = tokenizer.decode(encoder.encode([USER], response_format=schema, thinking=False).token_ids)

@@ -46,6 +46,9 @@ def test_generate_takes_and_gives_token_ids(server, name):
     assert events.pop() == "[DONE]"
     assert sum((event["token_ids"] for event in events), []) == whole["token_ids"]
     assert events[-1]["finish_reason"] == "length"
+    of_sglang = {"max_new_tokens": 4, "seed": 1, "ignore_eos": True}
+    again = server.post("/generate", **{name: [10, 11, 12]}, sampling_params=of_sglang).json()
+    assert again["token_ids"] == whole["token_ids"]
 
 
 @pytest.mark.parametrize("by", ["x-request-id", "answer"])

@@ -147,9 +147,10 @@ class ChatEncoder:
     ) -> ChatPrompt:
         """Encode messages, tools and formats in the shape of the Chat Completions API.
 
-        messages: role system, user, assistant or tool; content a text or a list of parts; an
-            assistant may have `reasoning_content` and `tool_calls`, a tool has `tool_call_id`. A part is
-            {"type": "text", "text": ...}, {"type": "image_url", "image_url": {"url": a data URL}} or
+        messages: role system (or developer), user, assistant or tool; content a text or a list of parts;
+            an assistant may have `reasoning_content` (or `reasoning`) and `tool_calls`, a tool has
+            `tool_call_id`. A part is {"type": "text", "text": ...},
+            {"type": "image_url", "image_url": {"url": a data URL}} or
             {"type": "image", "image": a path, bytes, picture or data URL}; images may have a `detail`.
         effort: how much to think, "high" when not given.
         tools: as in {"type": "function", "function": {"name": ..., "parameters": {...}}}.
@@ -195,6 +196,11 @@ class ChatEncoder:
             messages = _checked(body.get("messages"))
             fields["messages"] = _continued(messages) if continue_final_message else messages
         return dataclasses.replace(self._encode(fields, protocol), form=form)
+
+    def parser(self, is_thinking: bool) -> AnswerParser:
+        """A new parser for an answer that may hold calls of any tools."""
+        tools = [{"type": "function", "function": {"name": "any"}}]
+        return self.encode([{"role": "user", "content": ""}], tools=tools, thinking=is_thinking).parser()
 
     @cached_property
     def tokenizer(self) -> recipe.Tokenizer:
@@ -251,7 +257,17 @@ def _checked(messages: object) -> list[dict[str, Any]]:
             raise RequestError(f"messages[{i}] is {message!r:.80}; it must have a role and content")
     if not messages:
         raise RequestError("messages is empty; give at least one message")
-    return [dict(message) for message in messages]
+    return [_plain(message) for message in messages]
+
+
+def _plain(message: Message) -> dict[str, Any]:
+    """A message in the words of the prompt format: `developer` is a system message, `reasoning` its older name."""
+    plain = dict(message)
+    if plain["role"] == "developer":
+        plain["role"] = "system"
+    if plain.get("reasoning_content") is None and plain.get("reasoning") is not None:
+        plain["reasoning_content"] = plain.pop("reasoning")
+    return plain
 
 
 def _continued(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

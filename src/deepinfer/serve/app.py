@@ -59,4 +59,5 @@ def build_app(service: Service, keys: tuple[str, ...]) -> Starlette:
 async def _raise_as_ours(request: Request, error: Exception) -> Response:
     """Starlette's own refusals (unknown path, wrong method) in the shape of the others."""
     assert isinstance(error, HTTPException)
-    raise ApiError(error.status_code, f"{request.method} {request.url.path[:256]}: {error.detail}", code="not_found")
+    code = "method_not_allowed" if error.status_code == 405 else "not_found"
+    raise ApiError(error.status_code, f"{request.method} {request.url.path[:256]}: {error.detail}", code=code)

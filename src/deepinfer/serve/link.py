@@ -225,7 +225,8 @@ class Link:
         entry.stream.finish(ended)
         if ended.reason == "stop":
             request = entry.stream.request
-            self._known.add(placeholders(request.token_ids, request.images), entry.stream.token_ids)
+            prompt = placeholders(request.token_ids, request.images)
+            self._known.add(prompt, entry.stream.token_ids, request.cache_salt)
         self._is_over(entry, entry.stream.finish_reason or ended.reason, ended)
         exchange = entry.exchange
         exchange.num_open -= 1

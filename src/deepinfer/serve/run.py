@@ -59,7 +59,8 @@ def build_service(config: EngineConfig, options: ServeOptions, *, log_level: str
     tokenizer = NoTokenizer() if is_dummy else Tokenizer(folder)
     names = options.served_model_name or (_name(config, folder),)
     metrics = Metrics(names[0])
-    known = KnownAnswers(tokenizer)
+    chats = ChatEncoder(folder / "tokenizer.json", default_thinking=options.default_thinking)
+    known = KnownAnswers(tokenizer, chats.parser)
     traces = _traces(options.otlp_traces_endpoint, names[0])
     link = Link(metrics, known, config.scheduler.max_num_requests + config.scheduler.max_queue, traces)
     start = Start(config, folder, tuple(tokenizer.eos_ids) or None, log_level, options.log_json)
@@ -67,7 +68,7 @@ def build_service(config: EngineConfig, options: ServeOptions, *, log_level: str
         options=options,
         names=names,
         tokenizer=tokenizer,
-        chats=ChatEncoder(folder / "tokenizer.json", default_thinking=options.default_thinking),
+        chats=chats,
         known=known,
         defaults=default_params(folder),
         link=link,

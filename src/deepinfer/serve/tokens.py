@@ -12,7 +12,6 @@ from starlette.responses import JSONResponse, Response
 from deepinfer.errors import RequestError, shown
 from deepinfer.frontend.images import data_url_images
 from deepinfer.frontend.outputs import OutputDelta
-from deepinfer.frontend.samples import split_samples
 from deepinfer.frontend.stream import RequestStream
 from deepinfer.serve import chat, fields
 from deepinfer.serve.chat_writer import DONE
@@ -83,15 +82,9 @@ def _streams(service: Service, body: Mapping[str, Any], answer_id: str) -> list[
     ((name, prompt),) = given.items()
     params = fields.sampling_params(body, service.defaults, **fields.mapping(body, "sampling_params"))
     service.check_count(params.n)
-    names = service.link.new_ids(params.n)
     images = data_url_images(body.get("images"))
-    made = service.builder.build(
-        {PROMPT_NAMES[name]: prompt}, params, request_id=names[0], priority=body.get("priority") or 0, images=images
-    )
-    return [
-        RequestStream(one, service.tokenizer, sample=sample, asked_as=answer_id)
-        for sample, one in enumerate(split_samples(made, names))
-    ]
+    made = service.request(body, {PROMPT_NAMES[name]: prompt}, params, images=images)
+    return [RequestStream(one, service.tokenizer, sample=sample, asked_as=answer_id) for sample, one in enumerate(made)]
 
 
 class GenerateWriter:
