@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -28,6 +28,7 @@ from deepinfer.structured.grammar import Constraint
 
 Message: TypeAlias = Mapping[str, Any]
 Effort: TypeAlias = Literal["low", "high", "xhigh", "max"]
+Fetch: TypeAlias = Callable[[Sequence[tuple[str, str]]], list[bytes]]  # images of (url, name in errors)
 
 EFFORTS = ("low", "high", "xhigh", "max")
 # What shapes the prompt in a body of each protocol; sampling fields are not read here.
@@ -125,11 +126,11 @@ class ChatPrompt:
 class ChatEncoder:
     """Encodes conversations for one model folder; the tokenizer is read on first use.
 
-    default_thinking: for bodies that do not say whether to think.
+    default_thinking: for bodies that do not say whether to think. fetch: downloads images; None = URLs are refused.
     """
 
-    def __init__(self, tokenizer_file: Path, *, default_thinking: bool = True) -> None:
-        self._tokenizer_file = tokenizer_file
+    def __init__(self, tokenizer_file: Path, *, default_thinking: bool = True, fetch: Fetch | None = None) -> None:
+        self._tokenizer_file, self._fetch = tokenizer_file, fetch
         versions = {MODEL_NAME: recipe.ModelVersion.DeepseekV41Flash}
         options = recipe.ConversionOptions().with_model_versions_by_name(versions)
         self._options = options.with_default_thinking_mode(default_thinking)
@@ -221,7 +222,25 @@ class ChatEncoder:
         if not any(message.image_sources for message in conversion.conversation.messages):
             return ()
         sources = self._encoding.render_conversation(conversion.conversation).image_sources
-        return tuple(_prompt_image(source, number, given) for number, source in enumerate(sources, 1))
+        names = [f"image {number} ({source.path.lstrip('.')})" for number, source in enumerate(sources, 1)]
+        pairs = [*zip(sources, names, strict=True)]
+        fetched = iter(self._fetched([(source.url or "", name) for source, name in pairs if source.data_url is None]))
+        return tuple(
+            PromptImage(next(fetched), name, source.detail)
+            if source.data_url is None
+            else given.get(source.data_url) or PromptImage(source.data_url, name, source.detail)
+            for source, name in pairs
+        )
+
+    def _fetched(self, images: Sequence[tuple[str, str]]) -> list[bytes]:
+        if not images:
+            return []
+        if self._fetch is None:
+            url, name = images[0]
+            raise RequestError(
+                f"{name} is at {shown(url)}; this engine downloads no images, give a data URL with its bytes"
+            )
+        return self._fetch(images)
 
     def _encode(
         self, body: dict[str, Any], protocol: Protocol = "chat", given: Mapping[str, PromptImage] | None = None
@@ -302,12 +321,3 @@ def _with_urls(messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], di
             message = {**message, "content": parts}
         replaced.append(message)
     return replaced, given
-
-
-def _prompt_image(source: recipe.ImageSource, number: int, given: Mapping[str, PromptImage]) -> PromptImage:
-    name = f"image {number} ({source.path.lstrip('.')})"
-    if source.data_url is None:
-        raise RequestError(
-            f"{name} is at {shown(source.url)}; this engine downloads no images, give a data URL with its bytes"
-        )
-    return given.get(source.data_url) or PromptImage(source.data_url, name, source.detail)

@@ -23,6 +23,7 @@ from deepinfer.frontend.defaults import default_params
 from deepinfer.frontend.known_answers import KnownAnswers
 from deepinfer.frontend.tokenizer import NoTokenizer, Tokenizer
 from deepinfer.serve.app import build_app
+from deepinfer.serve.image_fetch import ImageFetcher
 from deepinfer.serve.link import Link
 from deepinfer.serve.metrics import Metrics
 from deepinfer.serve.service import Service
@@ -59,7 +60,9 @@ def build_service(config: EngineConfig, options: ServeOptions, *, log_level: str
     tokenizer = NoTokenizer() if is_dummy else Tokenizer(folder)
     names = options.served_model_name or (_name(config, folder),)
     metrics = Metrics(names[0])
-    chats = ChatEncoder(folder / "tokenizer.json", default_thinking=options.default_thinking)
+    domains = frozenset(options.allowed_image_domain)
+    fetch = ImageFetcher(domains, config.images.max_image_bytes) if domains else None
+    chats = ChatEncoder(folder / "tokenizer.json", default_thinking=options.default_thinking, fetch=fetch)
     known = KnownAnswers(tokenizer, chats.parser)
     traces = _traces(options.otlp_traces_endpoint, names[0])
     link = Link(metrics, known, config.scheduler.max_num_requests + config.scheduler.max_queue, traces)
