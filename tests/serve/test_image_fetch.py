@@ -140,5 +140,5 @@ def test_only_addresses_of_the_open_internet_are_public(address, expected):
 
 
 def test_a_domain_is_a_host_name():
-    with pytest.raises(ConfigError, match="allowed_image_domain"):
+    with pytest.raises(ConfigError, match="allowed_image_domain must be host names"):
         ServeOptions(allowed_image_domain=("https://example.org",))

@@ -119,7 +119,7 @@ def test_the_openapi_document_has_every_endpoint_and_parameter(server):
     missing = [path for _, path, _ in ROUTES if path.startswith("/v1/") and path not in document["paths"]]
     assert missing == ["/v1/models/{name:path}"]
     schema = document["paths"]["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
-    assert {spec.name for spec in declared()} <= set(schema["properties"])
+    assert {spec.name for spec in declared()} | {"cache_salt", "priority"} <= set(schema["properties"])
     assert schema["properties"]["temperature"]["anyOf"][0] == {"type": "number", "minimum": 0.0, "maximum": 100.0}
 
 

@@ -62,7 +62,10 @@ class ServeOptions:
         for name, rule in TEXTS.items():
             values = getattr(self, name)
             if not isinstance(values, tuple) or not all(isinstance(one, str) and rule.fullmatch(one) for one in values):
-                raise ConfigError(f"{name} must be texts of printable characters without spaces")  # may be a secret
+                told = (
+                    "host names in small letters" if rule is DOMAIN else "texts of printable characters without spaces"
+                )
+                raise ConfigError(f"{name} must be {told}")  # without the value, which may be a secret
         endpoint = self.otlp_traces_endpoint
         if endpoint is not None and not (isinstance(endpoint, str) and re.match("https?://[^/]", endpoint)):
             raise ConfigError(f"otlp_traces_endpoint is {shown(endpoint)}; it must be a URL of http or https")

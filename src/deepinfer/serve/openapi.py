@@ -19,10 +19,11 @@ MESSAGES = {"type": "array", "minItems": 1, "items": {
     "type": "object", "required": ["role"], "properties": {"role": TEXT, "content": {}}}}  # fmt: skip
 PROMPT = {"anyOf": [TEXT, {"type": "array", "items": {"anyOf": [TEXT, {"type": "integer"}, {"type": "array"}]}}]}
 IMAGES = {"type": "array", "items": TEXT, "description": "data URLs, one for each image token of the prompt"}
+EVERYWHERE = {"priority": {"type": "integer"}, "request_id": TEXT, "cache_salt": TEXT, "return_token_ids": SWITCH}
 IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}}
-CHAT = {"messages": MESSAGES, "tools": {"type": "array", "items": OBJECT}, "tool_choice": {}, "thinking": OBJECT,
-        "reasoning_effort": TEXT, "response_format": OBJECT, "stream": SWITCH, "stream_options": OBJECT,
-        "continue_final_message": SWITCH, "chat_template_kwargs": OBJECT}  # fmt: skip
+CHAT = {"messages": MESSAGES, "tools": {"type": "array", "items": OBJECT}, "tool_choice": {},
+        "parallel_tool_calls": SWITCH, "thinking": OBJECT, "reasoning_effort": TEXT, "response_format": OBJECT,
+        "stream": SWITCH, "stream_options": OBJECT, "continue_final_message": SWITCH, "chat_template_kwargs": OBJECT}  # fmt: skip
 # Path: what it does, its own fields, the required ones, and whether sampling parameters belong to it.
 BODIES: dict[str, tuple[str, dict[str, Any], list[str], bool]] = {
     "/v1/chat/completions": ("Answer a conversation (OpenAI)", CHAT, ["messages"], True),
@@ -87,6 +88,7 @@ def describe() -> dict[str, Any]:
 
 def _post(summary: str, own: dict[str, Any], required: list[str], is_sampled: bool) -> dict[str, Any]:
     sampling = {option.name: _schema(option) for option in fields.read_options(SamplingParams)} if is_sampled else {}
+    own = EVERYWHERE | own if is_sampled else own
     body = {"type": "object", "properties": {"model": TEXT} | sampling | own, "required": required}
     content = {"application/json": {"schema": body}}
     streams = {"text/event-stream": {"schema": TEXT}} if "stream" in own else {}
