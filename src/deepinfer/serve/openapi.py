@@ -23,7 +23,8 @@ EVERYWHERE = {"priority": {"type": "integer"}, "request_id": TEXT, "cache_salt":
 IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}}
 CHAT = {"messages": MESSAGES, "tools": {"type": "array", "items": OBJECT}, "tool_choice": {},
         "parallel_tool_calls": SWITCH, "thinking": OBJECT, "reasoning_effort": TEXT, "response_format": OBJECT,
-        "stream": SWITCH, "stream_options": OBJECT, "continue_final_message": SWITCH, "chat_template_kwargs": OBJECT}  # fmt: skip
+        "stream": SWITCH, "stream_options": OBJECT, "continue_final_message": SWITCH,
+        "chat_template_kwargs": OBJECT}  # fmt: skip
 # Path: what it does, its own fields, the required ones, and whether sampling parameters belong to it.
 BODIES: dict[str, tuple[str, dict[str, Any], list[str], bool]] = {
     "/v1/chat/completions": ("Answer a conversation (OpenAI)", CHAT, ["messages"], True),
