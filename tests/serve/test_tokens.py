@@ -107,10 +107,13 @@ def test_metrics_count_under_both_names(server):
     assert value("vllm:request_success_total") >= 0
 
 
-@pytest.mark.parametrize(("method", "path", "status"), [("GET", "/nothing", 404), ("GET", "/v1/completions", 405)])
-def test_an_unknown_path_or_method_has_a_structured_body(server, method, path, status):
+@pytest.mark.parametrize(("method", "path", "allowed"), [
+    ("GET", "/nothing", None), ("GET", "/v1/completions", "POST"), ("PUT", "/v1/responses/x", "DELETE, GET"),
+])  # fmt: skip
+def test_an_unknown_path_or_method_has_a_structured_body(server, method, path, allowed):
     response = server.http.request(method, path)
-    assert response.status_code == status and response.json()["error"]["message"].startswith(f"{method} {path}")
+    assert response.status_code == (404 if allowed is None else 405) and response.headers.get("allow") == allowed
+    assert response.json()["error"]["message"].startswith(f"{method} {path}")
 
 
 def test_the_openapi_document_has_every_endpoint_and_parameter(server):

@@ -59,5 +59,9 @@ def build_app(service: Service, keys: tuple[str, ...]) -> Starlette:
 async def _raise_as_ours(request: Request, error: Exception) -> Response:
     """Starlette's own refusals (unknown path, wrong method) in the shape of the others."""
     assert isinstance(error, HTTPException)
-    code = "method_not_allowed" if error.status_code == 405 else "not_found"
-    raise ApiError(error.status_code, f"{request.method} {request.url.path[:256]}: {error.detail}", code=code)
+    message = f"{request.method} {request.url.path[:256]}: {error.detail}"
+    if error.status_code != 405:
+        raise ApiError(error.status_code, message, code="not_found")
+    path = getattr(request.scope.get("route"), "path", "")
+    allowed = ", ".join(sorted({method for method, one, _ in ROUTES if one == path}))
+    raise ApiError(405, message, code="method_not_allowed", headers={"allow": allowed})

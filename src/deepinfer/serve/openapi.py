@@ -19,18 +19,19 @@ MESSAGES = {"type": "array", "minItems": 1, "items": {
     "type": "object", "required": ["role"], "properties": {"role": TEXT, "content": {}}}}  # fmt: skip
 PROMPT = {"anyOf": [TEXT, {"type": "array", "items": {"anyOf": [TEXT, {"type": "integer"}, {"type": "array"}]}}]}
 IMAGES = {"type": "array", "items": TEXT, "description": "data URLs, one for each image token of the prompt"}
-EVERYWHERE = {"priority": {"type": "integer"}, "request_id": TEXT, "cache_salt": TEXT, "return_token_ids": SWITCH}
+EVERYWHERE = {"priority": {"type": "integer"}, "request_id": TEXT, "cache_salt": TEXT}
 IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}}
 CHAT = {"messages": MESSAGES, "tools": {"type": "array", "items": OBJECT}, "tool_choice": {},
         "parallel_tool_calls": SWITCH, "thinking": OBJECT, "reasoning_effort": TEXT, "response_format": OBJECT,
         "stream": SWITCH, "stream_options": OBJECT, "continue_final_message": SWITCH,
-        "chat_template_kwargs": OBJECT}  # fmt: skip
+        "chat_template_kwargs": OBJECT, "return_token_ids": SWITCH}  # fmt: skip
 # Path: what it does, its own fields, the required ones, and whether sampling parameters belong to it.
 BODIES: dict[str, tuple[str, dict[str, Any], list[str], bool]] = {
     "/v1/chat/completions": ("Answer a conversation (OpenAI)", CHAT, ["messages"], True),
     "/v1/completions": (
         "Go on from texts or token ids (OpenAI)",
-        {"prompt": PROMPT, "images": IMAGES, "echo": SWITCH, "stream": SWITCH}, ["prompt"], True,
+        {"prompt": PROMPT, "images": IMAGES, "echo": SWITCH, "stream": SWITCH, "return_token_ids": SWITCH},
+        ["prompt"], True,
     ),
     "/v1/messages": (
         "Answer a conversation (Anthropic)",
