@@ -91,9 +91,13 @@ def describe() -> dict[str, Any]:
 def _post(summary: str, own: dict[str, Any], required: list[str], is_sampled: bool) -> dict[str, Any]:
     sampling = {option.name: _schema(option) for option in fields.read_options(SamplingParams)} if is_sampled else {}
     own = EVERYWHERE | own if is_sampled else own
-    body = {"type": "object", "properties": {"model": TEXT} | sampling | own, "required": required}
+    body = {
+        "type": "object",
+        "properties": {"model": {"type": ["string", "null"]}} | sampling | own,
+        "required": required,
+    }
     content = {"application/json": {"schema": body}}
-    streams = {"text/event-stream": {"schema": TEXT}} if "stream" in own else {}
+    streams: dict[str, Any] = {"text/event-stream": {}} if "stream" in own else {}
     return _operation(summary, streams) | {"requestBody": {"required": True, "content": content}}
 
 

@@ -113,6 +113,7 @@ async def abort(request: Request) -> Response:
     """End the caller's requests of that id: an answer's id, or the X-Request-Id that a request came with."""
     service: Service = request.app.state.service
     body, _ = await service.read(request)
+    service.check(body, (), request)
     name = fields.text(body, "request_id")
     if name is None:
         raise RequestError("request_id is missing; give the id of the answer to end")
