@@ -52,7 +52,9 @@ class XGrammarMatcher:
         return spaces is not None and self.note(token_id, spaces, bool(self.handle.accept_token(token_id, False)))
 
     def spaces_after(self, token_id: int) -> int | None:
-        """The state of `SpaceLimit` behind a token; None when the handle need not be asked, since it is forbidden."""
+        """The state of `SpaceLimit` behind a token; None when the handle is not asked, since it is forbidden."""
+        if token_id in self._tables.no_text:  # of which xgrammar would write a warning
+            return None
         return self._tables.spaces.after(self._spaces[-1], token_id) if self._is_json else 0
 
     def note(self, token_id: int, spaces: int, is_accepted: bool) -> bool:
@@ -91,9 +93,14 @@ class XGrammarMatcher:
 
 
 class _Tables:
-    """What is known of each token. openers: those that end with the first byte of U+D000 to U+DFFF."""
+    """What is known of each token.
 
-    def __init__(self, vocabulary: list[bytes], vocab_size: int) -> None:
+    openers: those that end with the first byte of U+D000 to U+DFFF. no_text: those that no grammar allows.
+    """
+
+    def __init__(self, vocabulary: list[bytes], vocab_size: int, end_ids: Sequence[int]) -> None:
+        texts = dict(enumerate(vocabulary))
+        self.no_text = {token for token in range(vocab_size) if not texts.get(token)} - set(end_ids)
         self.num_words = -(-vocab_size // 32)
         self.last_word = np.uint32(2 ** (vocab_size - 32 * (self.num_words - 1)) - 1).view(np.int32)
         self.openers = {token for token, text in enumerate(vocabulary) if text.endswith(b"\xed")}
@@ -119,7 +126,7 @@ class XGrammar:
     """
 
     def __init__(self, vocabulary: list[bytes], vocab_size: int, end_ids: Sequence[int]) -> None:
-        self._tables = _Tables(vocabulary, vocab_size)
+        self._tables = _Tables(vocabulary, vocab_size, end_ids)
         self.num_words = self._tables.num_words
         self._core = _load_core()
         self._vocabulary = self._core.TokenizerInfo(vocabulary, RAW_BYTES, vocab_size, list(end_ids), False)
