@@ -195,18 +195,29 @@ def test_parameters_that_leave_no_token_end_the_request_with_the_reason(llm: LLM
     ("values", "message"),
     [
         ({"logit_bias": {VOCAB: 1.0}}, "logit_bias holds 640; the vocabulary ends at 639"),
+        ({"logit_bias": {-1: 1.0}}, "logit_bias holds -1; each must be a token id of 0 or more"),
+        ({"logit_bias": {7: 100.5}}, r"logit_bias\[7\] is 100.5; it must be between -100 and 100"),
         ({"allowed_token_ids": [2**40]}, "allowed_token_ids holds 1099511627776"),
+        ({"allowed_token_ids": [-1]}, "allowed_token_ids holds -1"),
+        ({"stop_token_ids": [5, VOCAB]}, "stop_token_ids holds 640; the vocabulary ends at 639"),
+        ({"stop_token_ids": [-(2**70)]}, "stop_token_ids holds -1180591620717411303424"),
+        ({"so_args": {"schema_type": "regex", "schema": "a", "trigger_token_ids": [VOCAB]}}, "so_args holds 640"),
         ({"golden_token_ids": [0, VOCAB]}, "golden_token_ids holds 640"),
         ({"bad_words": ["xq" * 99]}, "bad_words holds 'xq.* tokens; at most 32"),
         ({"min_tokens": 13}, r"min_tokens is 13; it must be at most max_tokens \(12\)"),
         ({"n": 129, "temperature": 1.0}, "n is 129; it must be between 1 and 128"),
+        ({"n": 0}, "n is 0; it must be between 1 and 128"),
         ({"logprobs": 21}, "logprobs is 21; it must be between 0 and 20"),
+        ({"logprobs": -1}, "logprobs is -1"),
+        ({"temperature": 100.1}, "temperature is 100.1; it must be between 0.0 and 100.0"),
+        ({"temperature": float("nan")}, "temperature is nan; it must be finite"),
+        ({"top_p": 0.0}, "top_p is 0; it must be above 0"),
         ({"prompt_logprobs": 21}, "prompt_logprobs is 21"),
     ],
 )
 def test_what_lies_beyond_a_limit_is_refused(llm: LLM, values: dict[str, Any], message: str) -> None:
     with pytest.raises(RequestError, match=message):
-        answer(llm, **values)
+        answer(llm, **({"ignore_eos": False} if "so_args" in values else {}), **values)
     assert len(answer(llm).token_ids) == 12
 
 
