@@ -142,12 +142,12 @@ def test_a_matcher_that_is_killed_again_and_again_changes_nothing(plain: LLM, dr
     expected = [told(one) for one in plain.generate(prompts, params, progress=False)]
     drafting.generate(prompts[: len(KINDS)], params[: len(KINDS)], progress=False)  # grammars are compiled
     server, killed, is_over = drafting._client._grammars._server._process.pid, [], threading.Event()
-    rows = drafting._client.core.executor.constraints
+    link = drafting._client.core.executor.constraints._link
 
     def kill() -> None:
         while not is_over.wait(0.2):
             for child in Path(f"/proc/{server}/task/{server}/children").read_text().split():
-                if rows._memory[0] == NOBODY:  # it does not look for a guilty answer, which it would find
+                if link._memory[0] == NOBODY:  # it does not look for a guilty answer, which it would find
                     os.kill(int(child), signal.SIGKILL)
                     killed.append(child)
 
