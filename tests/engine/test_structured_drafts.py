@@ -8,6 +8,7 @@ import re
 import signal
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,7 @@ def test_preemption_in_the_middle_of_a_grammar_changes_nothing(plain: LLM, is_as
     prompts = [text[seed : seed + 118 + seed % 9] for seed in range(len(params))]  # answers grow into a second block
     options = {"num_blocks": 3, "max_step_tokens": 64, "max_num_requests": 16, "async_scheduling": is_async}
     with LLM(batch_invariant=True, draft_scheduling=False, **options) as llm:
+        llm.generate(["x"] * len(params), [replace(one, max_tokens=1) for one in params])  # grammars are compiled
         ours = llm.generate(prompts, params, progress=False)
         assert llm.stats().num_preemptions > 0 and llm.stats().num_free_blocks == 3
     assert [told(one) for one in ours] == [told(one) for one in plain.generate(prompts, params, progress=False)]
