@@ -9,15 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from torch import Tensor
 
 import deepinfer
 from deepinfer import LLM, SamplingParams
 from deepinfer.backends.cpu.library import is_available
 from deepinfer.errors import ConfigError
-from deepinfer.ops.batch import TokenBatch
-from deepinfer.runner.speculation import Speculation
+from drafting import with_oracle
 
 pytestmark = pytest.mark.skipif(not is_available(), reason="texts are compared bit for bit, which needs a C++ compiler")
 
@@ -120,29 +117,6 @@ def test_every_parameter_acts_at_checked_positions_as_without_drafts(
 def drafting() -> Iterator[LLM]:
     with LLM(draft_scheduling=False, batch_invariant=True) as llm:
         yield llm
-
-
-class Oracle:
-    """A draft head that knows the answer to one prompt."""
-
-    def __init__(self, prompt: list[int], answer: list[int], vocab_size: int):
-        self.tokens, self.vocab_size = prompt + answer, vocab_size
-
-    def block(self, tokens: Tensor, batch: TokenBatch) -> tuple[Tensor, Tensor]:
-        logits = torch.zeros(batch.num_tokens, self.vocab_size)
-        for line, position in enumerate(batch.positions.tolist()):
-            if position + 1 < len(self.tokens):
-                logits[line, self.tokens[position + 1]] = 1e4
-        return torch.zeros(batch.num_tokens, 1), logits
-
-    def next(self, logits: Tensor, x: Tensor, previous: Tensor) -> tuple[Tensor, Tensor]:
-        return logits, torch.zeros(len(logits))
-
-
-def with_oracle(llm: LLM, prompt: list[int], answer: list[int]) -> Speculation:
-    speculation = llm._client.core.executor.speculation
-    speculation._head = Oracle(prompt, answer, llm.vocab_size)
-    return speculation
 
 
 @pytest.fixture
