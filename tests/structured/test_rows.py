@@ -186,6 +186,15 @@ def test_a_matcher_that_ends_is_replaced_and_nobody_notices(rows, walker, server
     assert server.num_started == 2 and not server.steps[-1].is_careful
 
 
+def test_an_answer_whose_matcher_is_ended_from_outside_once_more_goes_on(rows, walker, server):
+    step(rows, plan(1, 2), [setup(walker, 1, 1), setup(walker, 2, 2)])
+    take(rows, "1", "n")
+    ends = iter([True, True])
+    server.spoils = lambda slot: next(ends, False)
+    assert step(rows, plan(1, 2)) == ({0: DIGITS, 1: [ord("o")]}, {})
+    assert server.num_started == 3
+
+
 def test_the_answer_that_ends_the_matcher_is_given_up_alone(rows, walker, server):
     setups = [setup(walker, 1, 1), setup(walker, 2, 3), setup(walker, 3, 2)]
     step(rows, plan(1, 2, 3), setups)
@@ -217,7 +226,7 @@ def test_a_grammar_that_ends_the_matcher_when_it_is_loaded_is_given_up_alone(row
     monkeypatch.setattr(walker.library, "load", hang_at_bad)
     masks, errors = step(rows, plan(1, 2), [setup(walker, 1, 1), setup(walker, 2, 3)])
     assert masks[0] == DIGITS and list(errors) == [1] and "takes too much time or crashes" in errors[1]
-    assert server.num_started == 2
+    assert server.num_started == 3
 
 
 def test_a_grammar_without_a_next_token_is_an_error_of_its_row():

@@ -28,7 +28,7 @@ class MatcherLink:
     """Has masks filled, in memory that both processes see: a line for each slot and number of drafts.
 
     Should the matcher end (a crash, too much time or memory), it is started again, gets the answers that it
-    had, and goes through them one by one; the answer at which it ends again is given up, and only this one.
+    had, and goes through them one by one; the answer at which it ends twice is given up, and only this one.
     """
 
     def __init__(self, server: GrammarServer, answers: Mapping[int, Answer], num_slots: int, num_drafts: int) -> None:
@@ -52,7 +52,8 @@ class MatcherLink:
 
     def wait(self) -> None:
         """Wait for the masks that `begin` asked for. Afterwards each of these answers has them, or an error."""
-        for _ in range(2 + len(self._wanted)):
+        suspects: set[int] = set()
+        for _ in range(2 + 2 * len(self._wanted)):
             if not self._missing():
                 return
             errors = self._reply()
@@ -64,8 +65,10 @@ class MatcherLink:
                 return
             guilty = int(self._memory[0])
             self._disconnect()
-            if guilty in [slot for slot, _ in self._wanted]:
+            if guilty in suspects:
                 self._answers[guilty].error = TOO_MUCH
+            elif guilty in [slot for slot, _ in self._wanted]:
+                suspects.add(guilty)
             self._send(is_careful=True)
         for slot, _ in self._missing():
             self._answers[slot].error = "the grammar helper process ends again and again"
