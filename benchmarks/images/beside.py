@@ -3,8 +3,9 @@
     PYTHONPATH=src:tests python benchmarks/images/beside.py [--images 30] [--size 1000]
 
 Four texts are written with the small model, once alone and once while images of `size` x `size` pixels
-are prepared, encoded and asked about, one after the other. The encoder's own time stands beside it: a step
-that waited for an image would be longer by as much.
+are prepared, encoded and asked about, one after the other; beside it, while texts of as many tokens are read, as an
+image's positions too are computed in one step. The encoder's own time stands there as well: a step that waited for an
+image would be longer by as much.
 """
 
 from __future__ import annotations
@@ -32,15 +33,19 @@ def write(llm: LLM, gaps: list[float], seed: int) -> None:
         last = now
 
 
-def measure(llm: LLM, images: list[object]) -> str:
+def asked(image: object) -> dict[str, object]:
+    return {"prompt_token_ids": [0, 4095, 7], "images": [image]}
+
+
+def measure(llm: LLM, prompts: list[dict[str, object]]) -> str:
     gaps: list[float] = []
     before = llm.stats()
     writers = [threading.Thread(target=write, args=(llm, gaps, seed)) for seed in range(NUM_TEXTS)]
     for writer in writers:
         writer.start()
-    for image in images:
+    for prompt in prompts:
         if any(writer.is_alive() for writer in writers):
-            llm.generate({"prompt_token_ids": [0, 4095, 7], "images": [image]}, QUESTION)
+            llm.generate(prompt, QUESTION)
     for writer in writers:
         writer.join()
     after = llm.stats()
@@ -59,12 +64,15 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=30)
     parser.add_argument("--size", type=int, default=1000)
     args = parser.parse_args()
-    images = [picture(args.size, args.size, seed) for seed in range(args.images)]
+    images = [asked(picture(args.size, args.size, seed)) for seed in range(args.images)]
     with LLM(device="cpu", num_threads=1) as llm:
         measure(llm, [])  # warm
         print("alone:      ", measure(llm, []))
+        num_tokens = len(llm.generate(images.pop(), QUESTION)[0].prompt_token_ids)
+        texts = [{"prompt_token_ids": [0, *range(seed, seed + num_tokens - 1)]} for seed in range(args.images)]
+        print("with texts: ", measure(llm, texts), f"({num_tokens} tokens each)")
         print("with images:", measure(llm, images))
-        print("small ones: ", measure(llm, [picture(126, 126, seed) for seed in range(args.images)]))
+        print("small ones: ", measure(llm, [asked(picture(126, 126, seed)) for seed in range(args.images)]))
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from deepinfer.frontend.images import placeholders
 from deepinfer.frontend.known_answers import KnownAnswers
 from deepinfer.frontend.outputs import OutputDelta
 from deepinfer.frontend.stream import RequestStream
+from deepinfer.images.room import PixelRoom
 from deepinfer.messages import Finished, FinishReason, StepOutput
 from deepinfer.serve.errors import ApiError
 from deepinfer.serve.metrics import Metrics
@@ -94,12 +95,13 @@ class Link:
     """Passes requests down and outputs up, whatever process the engine is in.
 
     known: gets the answers that ended by themselves. capacity: requests that may be in the engine, running and waiting.
+    pixels: of the images that these requests hold here.
     limits: what the engine said of itself when it was last ready.
     stats: the engine's counters after its last step.
     """
 
-    def __init__(self, metrics: Metrics, known: KnownAnswers, capacity: int) -> None:
-        self._metrics, self._known, self._capacity = metrics, known, capacity
+    def __init__(self, metrics: Metrics, known: KnownAnswers, capacity: int, pixels: PixelRoom) -> None:
+        self._metrics, self._known, self._capacity, self._pixels = metrics, known, capacity, pixels
         self.limits: Ready | None = None
         self.stats: EngineStats | None = None
         self._send: Callable[[Command], None] | None = None  # None while there is no engine
@@ -129,24 +131,27 @@ class Link:
         """The engine is gone: every waiting client gets an error."""
         self._send = self.stats = None
         exchanges = {entry.exchange for entry in self._entries.values()}
-        self._entries.clear()
+        for request_id in list(self._entries):
+            self._pop(request_id)
         for exchange in exchanges:
             exchange.fail(EngineDeadError(cause))
 
     def open(self, streams: Sequence[RequestStream], known_as: tuple[str, ...] = ()) -> Exchange:
         """Queue the answers to one HTTP request.
 
-        Raises QueueFullError, or EngineDeadError while there is no engine.
+        Raises QueueFullError, RequestError for images that never fit, or EngineDeadError while there is no engine.
         """
         if self._send is None:
             raise EngineDeadError("the engine is not running")
         if len(self._entries) + len(streams) > self._capacity:
             raise QueueFullError(f"{len(self._entries)} requests are in the engine already; try again later")
+        self._pixels.check_room([span for stream in streams for span in stream.request.images], "the request")
         exchange = Exchange(self, streams, known_as)
         for name in known_as:
             self._exchanges.setdefault(name, set()).add(exchange)
         for stream in streams:
             self._entries[stream.request.request_id] = _Entry(stream, exchange)
+            self._pixels.take(stream.request.images)
             self._send(Submit(stream.request))
         return exchange
 
@@ -159,7 +164,7 @@ class Link:
                 self._exchanges.pop(name, None)
         for stream in exchange.streams:
             request_id = stream.request.request_id
-            if self._entries.pop(request_id, None) is not None:
+            if self._pop(request_id) is not None:
                 self._metrics.finished("abort", stream.request, None)
                 self._finish(request_id, "abort")
 
@@ -173,7 +178,7 @@ class Link:
     def take(self, report: Steps | Refused) -> None:
         """What the engine reports."""
         if isinstance(report, Refused):
-            entry = self._entries.pop(report.request_id, None)
+            entry = self._pop(report.request_id)
             if entry is not None:
                 kind = QueueFullError if report.is_queue_full else RequestError
                 self._metrics.finished("error", entry.stream.request, None)
@@ -208,7 +213,7 @@ class Link:
             entry.exchange.news.set()
 
     def _take_end(self, ended: Finished) -> None:
-        entry = self._entries.pop(ended.request_id, None)
+        entry = self._pop(ended.request_id)
         if entry is None:
             return
         entry.stream.finish(ended)
@@ -225,6 +230,12 @@ class Link:
             exchange.fail(_broken(ended.error or ""))
         else:
             exchange.news.set()
+
+    def _pop(self, request_id: str) -> _Entry | None:
+        entry = self._entries.pop(request_id, None)
+        if entry is not None:
+            self._pixels.give(entry.stream.request.images)
+        return entry
 
     def _finish(self, request_id: str, reason: FinishReason) -> None:
         if self._send is not None:

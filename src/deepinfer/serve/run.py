@@ -21,6 +21,7 @@ from deepinfer.frontend.chat import ChatEncoder
 from deepinfer.frontend.defaults import default_params
 from deepinfer.frontend.known_answers import KnownAnswers
 from deepinfer.frontend.tokenizer import NoTokenizer, Tokenizer
+from deepinfer.images.room import PixelRoom
 from deepinfer.serve.app import build_app
 from deepinfer.serve.link import Link
 from deepinfer.serve.metrics import Metrics
@@ -56,7 +57,8 @@ def build_service(config: EngineConfig, options: ServeOptions, *, log_level: str
     names = options.served_model_name or (_name(config, folder),)
     metrics = Metrics(names[0])
     known = KnownAnswers(tokenizer)
-    link = Link(metrics, known, config.scheduler.max_num_requests + config.scheduler.max_queue)
+    capacity = config.scheduler.max_num_requests + config.scheduler.max_queue
+    link = Link(metrics, known, capacity, PixelRoom(config.images.image_queue_bytes))
     start = Start(config, folder, tuple(tokenizer.eos_ids) or None, log_level, options.log_json)
     return Service(
         options=options,
