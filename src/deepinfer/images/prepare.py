@@ -15,7 +15,7 @@ from deepinfer.errors import RequestError, shown
 from deepinfer.images.decode import ImageLimits, decode
 from deepinfer.images.geometry import ImageGeometry
 from deepinfer.images.messages import ImageInput
-from deepinfer.images.sources import ImageSource, image_bytes
+from deepinfer.images.sources import ImageSource, image_bytes, opened_picture
 
 Detail = Literal["low", "high", "original", "auto"]
 DETAILS = ("low", "high", "original", "auto")
@@ -46,9 +46,12 @@ class ImagePreparer:
         """
         if detail not in DETAILS:
             raise RequestError(f"detail of {name} is {shown(detail)}; it must be one of {', '.join(DETAILS)}")
-        data = image_bytes(source, name, self.limits)
+        given = source if isinstance(source, Image.Image) else image_bytes(source, name, self.limits)
         with self._decoders:
-            picture = decode(data, name, self.limits)
+            if isinstance(given, Image.Image):
+                picture = opened_picture(given, name, self.limits)
+            else:
+                picture = decode(given, name, self.limits)
             if size is not None:
                 _check_size(picture, size, name)
             if detail == "low":

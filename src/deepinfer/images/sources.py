@@ -1,9 +1,8 @@
-"""What callers give as an image, as the bytes of an image file."""
+"""What callers give as an image: the bytes of an image file, or a picture that is open already."""
 
 from __future__ import annotations
 
 import base64
-import io
 import os
 import re
 from pathlib import Path
@@ -15,21 +14,19 @@ from PIL import Image, ImageOps
 from deepinfer.errors import RequestError, shown
 from deepinfer.images.decode import ImageLimits, check_bytes, check_size, to_rgb
 
-# A path, the bytes of a file, an opened picture, or a data URL.
-ImageSource: TypeAlias = str | os.PathLike[str] | bytes | bytearray | memoryview | Image.Image
+FileSource: TypeAlias = str | os.PathLike[str] | bytes | bytearray | memoryview  # a text is a data URL or a path
+ImageSource: TypeAlias = FileSource | Image.Image
 MAX_HEAD_CHARS = 1024  # of a data URL, before the comma in front of its body
 IS_BASE64 = re.compile(r"; *base64 *$", re.IGNORECASE)
 WHITE_SPACE = b"\t\n\f\r "  # which tools put among base64, and browsers pass over
 
 
-def image_bytes(source: ImageSource, name: str, limits: ImageLimits) -> bytes:
+def image_bytes(source: FileSource, name: str, limits: ImageLimits) -> bytes:
     """The bytes of an image file, still unchecked but for their number.
 
     A text is a data URL or a path on this machine; callers that pass on what others wrote use `data_url_bytes`.
     name: how errors call the image. Raises RequestError for what cannot be read.
     """
-    if isinstance(source, Image.Image):
-        return _png(source, name, limits)
     if isinstance(source, bytes | bytearray | memoryview):
         data = bytes(source)
         check_bytes(len(data), name, limits)
@@ -61,6 +58,15 @@ def data_url_bytes(url: str, name: str, limits: ImageLimits) -> bytes:
     return data
 
 
+def opened_picture(image: Image.Image, name: str, limits: ImageLimits) -> Image.Image:
+    """A picture of the caller's as RGB and upright, as `decode` gives those of files. Raises RequestError."""
+    check_size(image.size, name, limits)
+    try:
+        return to_rgb(ImageOps.exif_transpose(image))
+    except (OSError, ValueError, SyntaxError) as error:
+        raise RequestError(f"{name} cannot be read: {str(error)[:120]}") from None
+
+
 def _file_bytes(path: str | os.PathLike[str], name: str, limits: ImageLimits) -> bytes:
     name = f"{name} ({shown(os.fspath(path))})"
     try:
@@ -76,14 +82,3 @@ def _file_bytes(path: str | os.PathLike[str], name: str, limits: ImageLimits) ->
         raise RequestError(f"{name} cannot be read: {error}") from None
     check_bytes(len(data), name, limits)
     return data
-
-
-def _png(image: Image.Image, name: str, limits: ImageLimits) -> bytes:
-    """A picture of the caller's as a file of its own, without loss."""
-    check_size(image.size, name, limits)
-    stream = io.BytesIO()
-    try:
-        to_rgb(ImageOps.exif_transpose(image)).save(stream, "PNG", compress_level=1)
-    except (OSError, ValueError, SyntaxError) as error:
-        raise RequestError(f"{name} cannot be read: {str(error)[:120]}") from None
-    return stream.getvalue()
