@@ -18,6 +18,7 @@ from deepinfer.frontend.images import placeholders
 from deepinfer.frontend.known_answers import KnownAnswers
 from deepinfer.frontend.outputs import OutputDelta
 from deepinfer.frontend.stream import RequestStream
+from deepinfer.images.room import PixelRoom
 from deepinfer.messages import Finished, FinishReason, StepOutput
 from deepinfer.serve.errors import ApiError
 from deepinfer.serve.metrics import Metrics
@@ -102,12 +103,21 @@ class Link:
     """Passes requests down and outputs up, whatever process the engine is in.
 
     known: gets the answers that ended by themselves. capacity: requests that may be in the engine, running and waiting.
+    pixels: of the images that these requests hold here.
     limits: what the engine said of itself when it was last ready.
     stats: the engine's counters after its last step. traces: None = nobody wants them.
     """
 
-    def __init__(self, metrics: Metrics, known: KnownAnswers, capacity: int, traces: Traces | None = None) -> None:
-        self._metrics, self._known, self._capacity, self._traces = metrics, known, capacity, traces
+    def __init__(
+        self,
+        metrics: Metrics,
+        known: KnownAnswers,
+        capacity: int,
+        pixels: PixelRoom,
+        traces: Traces | None = None,
+    ) -> None:
+        self._metrics, self._known, self._capacity = metrics, known, capacity
+        self._pixels, self._traces = pixels, traces
         self.limits: Ready | None = None
         self.stats: EngineStats | None = None
         self._send: Callable[[Command], None] | None = None  # None while there is no engine
@@ -136,21 +146,22 @@ class Link:
     def detach(self, cause: str) -> None:
         """The engine is gone: every waiting client gets an error."""
         self._send = self.stats = None
-        entries = [*self._entries.values()]
-        self._entries.clear()
-        for entry in entries:
-            self._is_over(entry, "error", None)
-            entry.exchange.fail(EngineDeadError(cause))
+        for request_id in list(self._entries):
+            entry = self._pop(request_id)
+            if entry is not None:
+                self._is_over(entry, "error", None)
+                entry.exchange.fail(EngineDeadError(cause))
 
     def open(self, streams: Sequence[RequestStream], known_as: tuple[str, ...] = ()) -> Exchange:
         """Queue the answers to one HTTP request.
 
-        Raises QueueFullError, or EngineDeadError while there is no engine.
+        Raises QueueFullError, RequestError for images that never fit, or EngineDeadError while there is no engine.
         """
         if self._send is None:
             raise EngineDeadError("the engine is not running")
         if len(self._entries) + len(streams) > self._capacity:
             raise QueueFullError(f"{len(self._entries)} requests are in the engine already; try again later")
+        self._pixels.check_room([span for stream in streams for span in stream.request.images], "the request")
         exchange = Exchange(self, streams, known_as)
         if self._traces is not None:
             exchange.trace = self._traces.current()
@@ -158,6 +169,7 @@ class Link:
             self._exchanges.setdefault(name, set()).add(exchange)
         for stream in streams:
             self._entries[stream.request.request_id] = _Entry(stream, exchange)
+            self._pixels.take(stream.request.images)
             self._send(Submit(stream.request))
         return exchange
 
@@ -170,7 +182,7 @@ class Link:
                 self._exchanges.pop(name, None)
         for stream in exchange.streams:
             request_id = stream.request.request_id
-            if (entry := self._entries.pop(request_id, None)) is not None:
+            if (entry := self._pop(request_id)) is not None:
                 self._is_over(entry, "abort", None)
                 self._finish(request_id, "abort")
 
@@ -184,7 +196,7 @@ class Link:
     def take(self, report: Steps | Refused) -> None:
         """What the engine reports."""
         if isinstance(report, Refused):
-            entry = self._entries.pop(report.request_id, None)
+            entry = self._pop(report.request_id)
             if entry is not None:
                 kind = QueueFullError if report.is_queue_full else RequestError
                 self._is_over(entry, "error", None)
@@ -219,7 +231,7 @@ class Link:
             entry.exchange.news.set()
 
     def _take_end(self, ended: Finished) -> None:
-        entry = self._entries.pop(ended.request_id, None)
+        entry = self._pop(ended.request_id)
         if entry is None:
             return
         entry.stream.finish(ended)
@@ -237,6 +249,12 @@ class Link:
             exchange.fail(_broken(ended.error or ""))
         else:
             exchange.news.set()
+
+    def _pop(self, request_id: str) -> _Entry | None:
+        entry = self._entries.pop(request_id, None)
+        if entry is not None:
+            self._pixels.give(entry.stream.request.images)
+        return entry
 
     def _is_over(self, entry: _Entry, reason: str, ended: Finished | None) -> None:
         """Count an answer. ended: None = its client left, or the engine did not have it to its end."""

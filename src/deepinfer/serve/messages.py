@@ -41,7 +41,7 @@ async def count_tokens(request: Request) -> Response:
 
 def _count(service: Service, body: Mapping[str, Any]) -> int:
     prompt = service.encode(_with_effort(body, service), "messages")
-    return len(service.builder.placed(prompt.token_ids, prompt.images)[0])
+    return len(service.builder.spelled_out(prompt.token_ids, prompt.images))
 
 
 def _stream(service: Service, body: Mapping[str, Any], answer_id: str) -> ProtocolStream:

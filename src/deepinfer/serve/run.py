@@ -22,6 +22,7 @@ from deepinfer.frontend.chat import ChatEncoder
 from deepinfer.frontend.defaults import default_params
 from deepinfer.frontend.known_answers import KnownAnswers
 from deepinfer.frontend.tokenizer import NoTokenizer, Tokenizer
+from deepinfer.images.room import PixelRoom
 from deepinfer.serve.app import build_app
 from deepinfer.serve.image_fetch import ImageFetcher
 from deepinfer.serve.link import Link
@@ -65,7 +66,8 @@ def build_service(config: EngineConfig, options: ServeOptions, *, log_level: str
     chats = ChatEncoder(folder / "tokenizer.json", default_thinking=options.default_thinking, fetch=fetch)
     known = KnownAnswers(tokenizer, chats.parser)
     traces = _traces(options.otlp_traces_endpoint, names[0])
-    link = Link(metrics, known, config.scheduler.max_num_requests + config.scheduler.max_queue, traces)
+    capacity = config.scheduler.max_num_requests + config.scheduler.max_queue
+    link = Link(metrics, known, capacity, PixelRoom(config.images.image_queue_bytes), traces)
     start = Start(config, folder, tuple(tokenizer.eos_ids) or None, log_level, options.log_json)
     return Service(
         options=options,

@@ -42,8 +42,8 @@ async def tokenize(request: Request) -> Response:
 
 def _ids(service: Service, body: Mapping[str, Any]) -> list[int]:
     if body.get("messages") is not None:
-        prompt = chat.encode(service, body)
-        return service.builder.placed(prompt.token_ids, prompt.images)[0]
+        chatted = chat.encode(service, body)
+        return service.builder.spelled_out(chatted.token_ids, chatted.images)
     text = fields.text(body, "prompt")
     if text is None:
         raise RequestError("prompt is missing; give a text as prompt, or a conversation as messages")
