@@ -1,6 +1,6 @@
 """Do requests that decode keep their pace while images are encoded? Milliseconds between their tokens.
 
-    PYTHONPATH=src:tests python benchmarks/images/beside.py [--images 12] [--size 1000] [--rounds 5] [--device cpu]
+    PYTHONPATH=src:tests python benchmarks/images/beside.py [--images 12] [--size 1000] [--rounds 5] [--tokens 400]
 
 Four texts are written with the small model: alone; while texts are read, one after the other, as long as an image of
 `size` x `size` pixels has positions, since those are computed in one step too; while such images are prepared, encoded
@@ -21,7 +21,6 @@ from deepinfer import LLM, SamplingParams
 from images.pictures import picture
 
 NUM_TEXTS = 4
-TEXT = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True)
 QUESTION = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
 
 
@@ -29,9 +28,10 @@ Prompt = dict[str, object]
 Gaps = tuple[float, float, float]
 
 
-def write(llm: LLM, gaps: list[float], seed: int) -> None:
+def write(llm: LLM, gaps: list[float], seed: int, max_tokens: int) -> None:
     last = None
-    for delta in llm.stream([0, 40 + seed, 50 + seed], TEXT):
+    params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+    for delta in llm.stream([0, 40 + seed, 50 + seed], params):
         now = time.perf_counter()
         if delta.token_ids and last is not None:
             gaps.append(now - last)
@@ -42,10 +42,10 @@ def asked(image: object) -> Prompt:
     return {"prompt_token_ids": [0, 4095, 7], "images": [image]}
 
 
-def measure(llm: LLM, prompts: list[Prompt]) -> Gaps:
+def measure(llm: LLM, prompts: list[Prompt], max_tokens: int) -> Gaps:
     """Milliseconds between tokens while these prompts are asked one after the other: median, 99th of 100, longest."""
     gaps: list[float] = []
-    writers = [threading.Thread(target=write, args=(llm, gaps, seed)) for seed in range(NUM_TEXTS)]
+    writers = [threading.Thread(target=write, args=(llm, gaps, seed, max_tokens)) for seed in range(NUM_TEXTS)]
     for writer in writers:
         writer.start()
     for prompt in prompts:
@@ -70,12 +70,13 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=12)
     parser.add_argument("--size", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--tokens", type=int, default=400, help="of each text")
     parser.add_argument("--device", default="cpu")
     args = parser.parse_args()
     with LLM(device=args.device, num_threads=1) as llm:
         (sample,) = llm.generate(asked(picture(args.size, args.size, seed=10**6)), QUESTION)
         num_tokens = len(sample.prompt_token_ids)
-        measure(llm, [])  # warm
+        measure(llm, [], args.tokens)  # warm
         found: dict[str, list[Gaps]] = {}
         seconds: dict[str, list[float]] = {}
         for number in range(args.rounds):
@@ -90,7 +91,7 @@ def main() -> None:
             }
             for name, prompts in cases.items():
                 before = llm.stats()
-                found.setdefault(name, []).append(measure(llm, prompts))
+                found.setdefault(name, []).append(measure(llm, prompts, args.tokens))
                 after = llm.stats()
                 if count := after.num_encoded_images - before.num_encoded_images:
                     seconds.setdefault(name, []).append((after.encode_seconds - before.encode_seconds) / count)

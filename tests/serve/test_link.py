@@ -29,7 +29,8 @@ class Bench:
     def __init__(self, max_bytes: int = 24) -> None:
         self.sent: list[Command] = []
         self.room = PixelRoom(max_bytes)
-        self.link = Link(Metrics("m"), KnownAnswers(NoTokenizer()), 8, self.room)
+        known = KnownAnswers(NoTokenizer(), lambda is_thinking: pytest.fail("no answer is read"))
+        self.link = Link(Metrics("m"), known, 8, self.room)
         self.link.attach(Ready(64, 64, 64, None, STATS), self.sent.append)
 
     def open(self, *numbers: int, count: int = 1) -> Any:
