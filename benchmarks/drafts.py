@@ -8,7 +8,7 @@ time, all drafts checked. Selection: the same where a checked draft costs a fixe
 step that computes at full rate; the policy then leaves out drafts, and what is accepted falls less. Rates: `--batches`
 requests at once, prompts whose reference answers are long, TOKENS tokens each; every round runs the modes one after
 the other, in reversed order every other time, and ratios are medians over rounds of mode over "none". Only decoding
-counts: from the last request's first token on.
+counts: what a run takes longer than one that ends after the first tokens.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import time
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ MODES: dict[str, dict[str, Any]] = {
 }
 ONE_BY_ONE = {"draft_scheduling": False, "async_scheduling": False}  # no row is planned past an answer's end
 PER_SKILL = 4
-TOKENS = 32
+TOKENS = 64
 SLOPES = (0.2, 0.4, 0.6, 0.8, 1.0)  # cost of a checked draft, in rows
 
 
@@ -191,12 +192,15 @@ def rates(llms: dict[str, LLM], prompts: list[list[int]], batch: int, rounds: in
 
 
 def decode_seconds(llm: LLM, prompts: list[list[int]]) -> tuple[float, float, list[list[int]]]:
-    """Seconds from the last first token to the last token, drafts checked for each token, and the texts."""
-    params = SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True)
-    outputs = llm.generate(prompts, params, progress=False)
-    first = max(output.first_token_seconds for output in outputs)
+    """Seconds for TOKENS tokens of each less those for one, drafts checked for each token, and the texts."""
+    seconds = []
+    for num_tokens in (1, TOKENS):
+        params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
+        started = time.perf_counter()
+        outputs = llm.generate(prompts, params, progress=False)
+        seconds.append(time.perf_counter() - started)
     checks = sum(output.num_checked_drafts for output in outputs) / (len(outputs) * TOKENS)
-    return max(output.total_seconds for output in outputs) - first, checks, [output.token_ids for output in outputs]
+    return seconds[1] - seconds[0], checks, [output.token_ids for output in outputs]
 
 
 if __name__ == "__main__":

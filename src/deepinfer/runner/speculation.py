@@ -94,8 +94,10 @@ class Speculation:
     def resolve(self, plan: StepPlan, constraints: ConstrainedRows | None) -> StepPlan:
         """The plan as it runs: each decode row begins where it really is and checks what the policy chooses."""
         slots = plan.slots[~plan.is_prefill]
-        room = self.progress.room(plan)
-        room = np.where(room < 0, room, np.minimum(room, self._num_ready[slots]))
+        room, ready = self.progress.room(plan), self._num_ready[slots]
+        if not ready.any():
+            return self.progress.resolve(plan, np.minimum(room, 0))
+        room = np.where(room < 0, room, np.minimum(room, ready))
         if constraints is not None:
             room = constraints.limit_drafts(slots, self._tokens, room)
         num_other = plan.num_tokens - int(plan.counts[~plan.is_prefill].sum())
@@ -123,12 +125,11 @@ class Speculation:
 
     def verify(self, lines: Lines, token_ids: Int32, is_usable: Bool) -> Int32:
         """Tokens that each row keeps [rows], of those drawn [lines]; 0 for the padding rows."""
-        num_tokens = np.where(
-            lines.slots > 0, count_tokens(token_ids, is_usable, lines.counts, self._tokens[lines.slots]), 0
-        )
-        checked, accepted = lines.counts - 1, np.minimum(num_tokens - 1, self._count_to_end(lines.slots)).clip(0)
-        rows = np.flatnonzero(checked)
-        if len(rows):
+        num_tokens = (lines.slots > 0).astype(np.int32)
+        if not lines.is_single:
+            num_tokens *= count_tokens(token_ids, is_usable, lines.counts, self._tokens[lines.slots])
+            checked, accepted = lines.counts - 1, np.minimum(num_tokens - 1, self._count_to_end(lines.slots)).clip(0)
+            rows = np.flatnonzero(checked)
             places = np.arange(self.num_drafts)
             self._policy.observe(Signs(*self._signs[:, lines.slots[rows]]), checked[rows], accepted[rows])
             self._counts = dataclasses.replace(
@@ -136,10 +137,11 @@ class Speculation:
                 checked=self._counts.checked + (places < checked[:, None]).sum(0),
                 accepted=self._counts.accepted + (places < accepted[:, None]).sum(0),
                 num_rows=self._counts.num_rows + len(rows),
+                calibration_error=self._policy.calibration_error,
             )
         self.progress.starts[lines.slots] = lines.firsts + num_tokens - 1
         self._num_ready[lines.slots] = 0
-        return num_tokens.astype(np.int32)
+        return num_tokens
 
     def observe_step(self, num_tokens: int, seconds: float) -> None:
         """A step of decode rows took so long up to here, drafting not included."""
@@ -147,7 +149,7 @@ class Speculation:
 
     def propose(self, lines: Lines, newest: Int32, constraints: ConstrainedRows | None) -> None:
         """Draft what may follow each row's newest token [rows], and leave it where the next step reads tokens."""
-        policy, rows = self._policy, np.flatnonzero(lines.slots > 0)
+        policy, rows = self._policy, np.flatnonzero(self.progress.goes_on(lines.slots))
         if not len(rows) or not policy.wants_drafts(len(rows)):
             return
         started = time.monotonic()
@@ -194,4 +196,4 @@ class Speculation:
 
     def counts(self) -> DraftCounts:
         """Counters so far."""
-        return dataclasses.replace(self._counts, calibration_error=self._policy.calibration_error)
+        return self._counts
