@@ -8,7 +8,7 @@ time, all drafts checked. Selection: the same where a checked draft costs a fixe
 step that computes at full rate; the policy then leaves out drafts, and what is accepted falls less. Rates: `--batches`
 requests at once, prompts whose reference answers are long, TOKENS tokens each; every round runs the modes one after
 the other, in reversed order every other time, and ratios are medians over rounds of mode over "none". Only decoding
-counts: from the last request's first token on.
+counts: what a run takes longer than one that ends after the first tokens.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import time
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 import deepinfer
 from deepinfer import LLM, SamplingParams
@@ -33,18 +35,29 @@ MODES: dict[str, dict[str, Any]] = {
     "all": {"draft_scheduling": False},
     "scheduled": {"draft_scheduling": True},
 }
+ONE_BY_ONE = {"draft_scheduling": False, "async_scheduling": False}  # no row is planned past an answer's end
 PER_SKILL = 4
-TOKENS = 32
-SLOPES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.7)  # cost of a checked draft, in rows
+TOKENS = 64
+SLOPES = (0.2, 0.4, 0.6, 0.8, 1.0)  # cost of a checked draft, in rows
+
+
+class Saturated(StepCosts):
+    """Every row costs 1 and every checked draft `slope`, however many there are."""
+
+    def __init__(self, slope: float) -> None:
+        super().__init__([1, 2], [1.0, 2.0])
+        self._slope = slope
+
+    def seconds(self, num_tokens: NDArray[np.integer] | int) -> NDArray[np.float64]:
+        numbers = np.atleast_1d(num_tokens)
+        return numbers[0] + self._slope * (numbers - numbers[0])
 
 
 class FixedCosts(CheckWorthwhile):
-    """The policy on costs that no step corrects: a row 1, a checked draft `slope`, drafting nothing."""
+    """The policy on such costs, where drafting costs nothing."""
 
-    def __init__(self, num_drafts: int, slope: float, num_rows: int) -> None:
-        most = num_rows * (1 + num_drafts)
-        seconds = [num_rows, num_rows + slope * num_rows * num_drafts]
-        super().__init__(num_drafts, StepCosts([num_rows, most], seconds), StepCosts([1, 2], [0.0, 0.0]))
+    def __init__(self, num_drafts: int, slope: float) -> None:
+        super().__init__(num_drafts, Saturated(slope), StepCosts([1, 2], [0.0, 0.0]))
 
     def observe_step(self, num_tokens: int, seconds: float) -> None:
         pass
@@ -71,16 +84,22 @@ def main() -> None:
     records = [record for record in records if not record["skill"].startswith("image_")]
     llms = {mode: LLM(num_threads=args.num_threads, **options) for mode, options in MODES.items()}
     tokenizer = llms["none"].tokenizer
-    prompts, long_prompts, by_skill = [], [], defaultdict(int)
+    prompts, completions, long_prompts, by_skill = [], [], [], defaultdict(int)
     for record in records:
         tokens = tokenizer.encode(record["prompt"])
         if by_skill[record["skill"]] < PER_SKILL:
             prompts.append(tokens)
+            completions.append(tokenizer.encode(record["completion"]))
         by_skill[record["skill"]] += 1
         if len(tokenizer.encode(record["completion"])) > TOKENS and len(tokens) < 400:
             long_prompts.append(tokens)
-    report: dict[str, Any] = {"num_prompts": len(prompts), "all": accepted(llms["all"], prompts)}
-    print("all drafts checked:", report["all"], flush=True)
+    with LLM(**ONE_BY_ONE, num_threads=args.num_threads) as llm:
+        report: dict[str, Any] = {"num_prompts": len(prompts), "all": accepted(llm, prompts)}
+        outputs = llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=256), progress=False)
+        known = [output.prompt_token_ids for output, told in zip(outputs, completions, strict=True)
+                 if output.token_ids == told]  # fmt: skip
+        report |= {"num_as_reference": len(known), "as_reference": accepted(llm, known)}
+    print("all drafts checked:", report, flush=True)
     report["selection"] = [selection(prompts, slope, report["all"], args.num_threads) for slope in SLOPES]
     report["rates"] = [rates(llms, long_prompts, batch, args.rounds) for batch in batches]
     for llm in llms.values():
@@ -90,24 +109,21 @@ def main() -> None:
 
 
 def accepted(llm: LLM, prompts: list[list[int]]) -> dict[str, Any]:
-    """Greedy answers: drafts checked and accepted for each step of a request that had some proposed.
-
-    Those that were proposed behind an answer's last token count as proposed; `accepted_per_row_with_drafts` leaves
-    them out.
-    """
-    before, params = llm.stats().drafts, SamplingParams(temperature=0.0, max_tokens=256)
-    llm.generate(prompts, params, progress=False)
+    """Greedy answers, planned one step at a time: drafts checked and accepted, and tokens given, for each step."""
+    before = llm.stats().drafts
+    outputs = llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=256), progress=False)
     after = llm.stats().drafts
-    checked, kept = (
-        getattr(after, name) - (0 if before is None else getattr(before, name)) for name in ("checked", "accepted")
-    )
-    proposed = int(after.proposed[0]) - (0 if before is None else int(before.proposed[0]))
-    num_rows = after.num_rows - (0 if before is None else before.num_rows)
+    counts = {
+        name: getattr(after, name) - (0 if before is None else getattr(before, name))
+        for name in ("proposed", "checked", "accepted")
+    }
+    num_steps = int(counts["proposed"][0]) - len(outputs)  # drafts follow the prompt and every step
+    shares = counts["accepted"] / np.maximum(counts["checked"], 1)
     return {
-        "accepted_per_row_with_drafts": round(int(kept.sum()) / num_rows, 3),
-        "checked_per_step": round(int(checked.sum()) / proposed, 3),
-        "accepted_per_step": round(int(kept.sum()) / proposed, 3),
-        "share_accepted_by_place": [round(share, 3) for share in (kept / np.maximum(checked, 1)).tolist()],
+        "checked_per_step": sum(output.num_checked_drafts for output in outputs) / num_steps,
+        "accepted_per_step": sum(output.num_accepted_drafts for output in outputs) / num_steps,
+        "tokens_per_step": sum(len(output.token_ids) - 1 for output in outputs) / num_steps,
+        "share_accepted_by_place": [round(share, 3) for share in shares.tolist()],
         "calibration_error": round(after.calibration_error, 4),
     }
 
@@ -116,13 +132,13 @@ def selection(
     prompts: list[list[int]], slope: float, all_checked: dict[str, Any], threads: int | None
 ) -> dict[str, Any]:
     """What is checked and accepted when a checked draft costs `slope` rows, against checking all."""
-    with LLM(draft_scheduling=False, num_threads=threads) as llm:
+    with LLM(**ONE_BY_ONE, num_threads=threads) as llm:
         speculation = llm._client.core.executor.speculation
-        speculation._policy = FixedCosts(speculation.num_drafts, slope, llm.config.scheduler.max_num_requests)
+        speculation._policy = FixedCosts(speculation.num_drafts, slope)
         accepted(llm, prompts)  # calibrates
         found = accepted(llm, prompts)
     line: dict[str, Any] = {"slope": slope}
-    for name in ("checked", "accepted"):
+    for name in ("checked", "tokens"):
         line[f"{name}_less"] = round(1 - found[f"{name}_per_step"] / all_checked[f"{name}_per_step"], 3)
     print(line | found, flush=True)
     return line | found
@@ -145,9 +161,9 @@ def draw(report: dict[str, Any], file: Path) -> None:
     left.legend(frameon=False)
     lines = sorted(report["selection"], key=lambda line: line["checked_less"])
     right.plot(
-        [100 * line["checked_less"] for line in lines], [100 * line["accepted_less"] for line in lines], marker="o"
+        [100 * line["checked_less"] for line in lines], [100 * line["tokens_less"] for line in lines], marker="o"
     )
-    right.set(xlabel="drafts checked less, %", ylabel="accepted less, %", xlim=(0, None), ylim=(0, None))
+    right.set(xlabel="drafts checked less, %", ylabel="tokens a step less, %", xlim=(0, None), ylim=(0, None))
     figure.savefig(file)
 
 
@@ -176,12 +192,15 @@ def rates(llms: dict[str, LLM], prompts: list[list[int]], batch: int, rounds: in
 
 
 def decode_seconds(llm: LLM, prompts: list[list[int]]) -> tuple[float, float, list[list[int]]]:
-    """Seconds from the last first token to the last token, drafts checked for each token, and the texts."""
-    params = SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True)
-    outputs = llm.generate(prompts, params, progress=False)
-    first = max(output.first_token_seconds for output in outputs)
+    """Seconds for TOKENS tokens of each less those for one, drafts checked for each token, and the texts."""
+    seconds = []
+    for num_tokens in (1, TOKENS):
+        params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
+        started = time.perf_counter()
+        outputs = llm.generate(prompts, params, progress=False)
+        seconds.append(time.perf_counter() - started)
     checks = sum(output.num_checked_drafts for output in outputs) / (len(outputs) * TOKENS)
-    return max(output.total_seconds for output in outputs) - first, checks, [output.token_ids for output in outputs]
+    return seconds[1] - seconds[0], checks, [output.token_ids for output in outputs]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A model with its draft head over caches of its own, without engine, for tests of drafts alone."""
+"""A model with its draft head over caches of its own, without engine; and a head that knows the answer."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from deepinfer import LLM
 from deepinfer.cache.pools import CachePools
 from deepinfer.checkpoint.reader import Checkpoint
 from deepinfer.model.v41.caches import cache_layout
@@ -16,6 +17,7 @@ from deepinfer.model.v41.model import Model
 from deepinfer.model.v41.weights import ModelWeights
 from deepinfer.ops.batch import ForwardBatch, TokenBatch
 from deepinfer.ops.table import Ops
+from deepinfer.runner.speculation import Speculation
 from ops.world import make_batch
 
 
@@ -57,6 +59,30 @@ class Drafting:
             rows.append(row)
             confidences.append(confidence)
         return drafts, torch.cat(rows), torch.cat(confidences)
+
+
+class Oracle:
+    """A draft head that knows the answer to one prompt."""
+
+    def __init__(self, prompt: list[int], answer: list[int], vocab_size: int):
+        self.tokens, self.vocab_size = prompt + answer, vocab_size
+
+    def block(self, tokens: Tensor, batch: TokenBatch) -> tuple[Tensor, Tensor]:
+        logits = torch.zeros(batch.num_tokens, self.vocab_size)
+        for line, position in enumerate(batch.positions.tolist()):
+            if position + 1 < len(self.tokens):
+                logits[line, self.tokens[position + 1]] = 1e4
+        return torch.zeros(batch.num_tokens, 1), logits
+
+    def next(self, logits: Tensor, x: Tensor, previous: Tensor) -> tuple[Tensor, Tensor]:
+        return logits, torch.zeros(len(logits))
+
+
+def with_oracle(llm: LLM, prompt: list[int], answer: list[int]) -> Speculation:
+    """Have the engine propose this answer, whatever it is asked."""
+    speculation = llm._client.core.executor.speculation
+    speculation._head = Oracle(prompt, answer, llm.vocab_size)
+    return speculation
 
 
 def relative(ours: Tensor, expected: Tensor) -> np.ndarray:

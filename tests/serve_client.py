@@ -44,7 +44,7 @@ class Running:
         self._config.port = 0
         await self.service.supervisor.start()
         await self._server.serve()
-        await self.service.supervisor.close()
+        await self.service.close()
 
     def close(self):
         self.http.close()

@@ -3,8 +3,8 @@
     PYTHONPATH=src:tests python benchmarks/images/hostile.py [--files 1000] [--seed 0]
 
 First, files that are changed at random (tests/images/fuzz.py); then files made to cost more than their picture
-(tests/images/bombs.py), as large as a file may be; then sound ones of as many pixels as an image may have, which take
-the longest. Each kind runs in a process of its own, so that the peak is its.
+(tests/images/bombs.py), as large as a file may be; then ones of as many pixels as an image may have, which take the
+longest, whatever the size of the file. Each kind runs in a process of its own, so that the peak is its.
 """
 
 from __future__ import annotations
@@ -21,18 +21,21 @@ from PIL import Image
 
 from deepinfer.config.engine import ImageOptions
 from deepinfer.errors import RequestError
+from deepinfer.images.decode import MAX_SCANS
 from deepinfer.images.prepare import ImagePreparer
-from images.bombs import BOMBS, scans
+from images.bombs import BOMBS, deep, scans
 from images.fuzz import files, mutated
 from images.pictures import encoded, geometry, picture
 
 WIDTH, HEIGHT = 7680, 4320  # 33.2 million pixels, the default limit is 33.6
 LARGE: dict[str, Callable[[], bytes]] = {
     "png": lambda: encoded(large(), "PNG", compress_level=1),
+    "png, 16 bits and alpha, nothing in it": lambda: deep(WIDTH, HEIGHT),
     "png with alpha": lambda: encoded(large().convert("RGBA"), "PNG", compress_level=1),
     "jpeg": lambda: encoded(large(), "JPEG"),
     "jpeg, progressive": lambda: encoded(large(), "JPEG", progressive=True),
-    "jpeg, 90 scans more": lambda: scans(90, 5760),
+    "jpeg, scans up to the limits": lambda: scans(picture(WIDTH, HEIGHT), 12),
+    "jpeg, empty scans": lambda: scans(Image.new("RGB", (WIDTH, HEIGHT)), MAX_SCANS - 11),
     "jpeg, rotated": lambda: encoded(large(), "JPEG", exif=rotated()),
     "webp": lambda: encoded(large(), "WEBP", method=0),
     "webp, lossless": lambda: encoded(large(), "WEBP", lossless=True, method=0, quality=0),

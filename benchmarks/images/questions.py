@@ -2,10 +2,11 @@
 
     PYTHONPATH=src:tests python benchmarks/images/questions.py [--limit 5] [--port 8765]
 
-The 120 records of three skills, twice: *raw* is the card's prompt, the image behind the opening of the turn and the
-question behind it, whole completion compared; *chat* is a message whose question comes first, as `deepinfer chat`
-puts it, answer compared. In this process (`LLM`), by commands (`generate --json`, `chat` with `/image`), and by a
-running `deepinfer serve` (`/generate`, `/v1/completions`, three protocols). Greedy, so all ways of a form shall agree.
+The 120 records of three skills, in three forms: *raw* is the card's prompt, the image behind the opening of the turn
+and the question behind it, whole completion compared; *chat* is a message whose question comes first, as
+`deepinfer chat` puts it, and *first* one whose image does, answers compared. In this process (`LLM`), by commands
+(`generate --json`, `chat` with `/image`), and by a running `deepinfer serve` (`/generate`, `/v1/completions`, three
+protocols). Greedy, so all ways of a form shall agree.
 """
 
 from __future__ import annotations
@@ -51,6 +52,12 @@ def asked(record: Record) -> list[dict[str, Any]]:
     return [{"role": "user", "content": [{"type": "text", "text": question_of(record)}, image]}]
 
 
+def image_first(record: Record) -> list[dict[str, Any]]:
+    """The same with the image first."""
+    (message,) = asked(record)
+    return [{**message, "content": message["content"][::-1]}]
+
+
 def by_llm(records: list[Record]) -> dict[str, Answers]:
     params = SamplingParams(**GREEDY)
     prompts = [{"prompt": record["prompt"], "images": images_of(record)} for record in records]
@@ -59,6 +66,7 @@ def by_llm(records: list[Record]) -> dict[str, Answers]:
         return {
             "raw LLM.generate": raw,
             "chat LLM.chat": [o.content for o in llm.chat(list(map(asked, records)), params)],
+            "first LLM.chat": [o.content for o in llm.chat(list(map(image_first, records)), params)],
         }
 
 

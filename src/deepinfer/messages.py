@@ -42,6 +42,7 @@ class GenerateRequest:
     bad_word_ids: the token sequences that `params.bad_words` stand for.
     grammar: of `params.constraint`, compiled by the engine's client on the way in.
     images: in order; `token_ids` holds the image token at all of their positions.
+    cache_salt: requests of different salts share nothing that is remembered of prompts.
     """
 
     request_id: str
@@ -53,6 +54,7 @@ class GenerateRequest:
     bad_word_ids: TokenSequences = ()
     grammar: CompiledGrammar | None = None
     images: tuple[ImageSpan, ...] = ()
+    cache_salt: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,15 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from torch import Tensor
 
 import deepinfer
 from deepinfer import LLM, SamplingParams
 from deepinfer.backends.cpu.library import is_available
 from deepinfer.errors import ConfigError
-from deepinfer.ops.batch import TokenBatch
-from deepinfer.runner.speculation import Speculation
+from drafting import with_oracle
 
 pytestmark = pytest.mark.skipif(not is_available(), reason="texts are compared bit for bit, which needs a C++ compiler")
 
@@ -122,29 +119,6 @@ def drafting() -> Iterator[LLM]:
         yield llm
 
 
-class Oracle:
-    """A draft head that knows the answer to one prompt."""
-
-    def __init__(self, prompt: list[int], answer: list[int], vocab_size: int):
-        self.tokens, self.vocab_size = prompt + answer, vocab_size
-
-    def block(self, tokens: Tensor, batch: TokenBatch) -> tuple[Tensor, Tensor]:
-        logits = torch.zeros(batch.num_tokens, self.vocab_size)
-        for line, position in enumerate(batch.positions.tolist()):
-            if position + 1 < len(self.tokens):
-                logits[line, self.tokens[position + 1]] = 1e4
-        return torch.zeros(batch.num_tokens, 1), logits
-
-    def next(self, logits: Tensor, x: Tensor, previous: Tensor) -> tuple[Tensor, Tensor]:
-        return logits, torch.zeros(len(logits))
-
-
-def with_oracle(llm: LLM, prompt: list[int], answer: list[int]) -> Speculation:
-    speculation = llm._client.core.executor.speculation
-    speculation._head = Oracle(prompt, answer, llm.vocab_size)
-    return speculation
-
-
 @pytest.fixture
 def knowing() -> Iterator[LLM]:
     """An engine whose drafts are all right, once `with_oracle` has told it the answer."""
@@ -190,6 +164,9 @@ def test_a_stop_token_inside_an_accepted_run_counts_from_min_tokens_on(plain: LL
         )
         ours, theirs = (llm.generate([prompt], params, progress=False)[0] for llm in (knowing, plain))
         assert (ours.token_ids, ours.finish_reason) == (theirs.token_ids, theirs.finish_reason)
+        if min_tokens <= 2:  # the answer holds an end token there, which min_tokens excludes
+            assert ours.token_ids == answer[:5]
+            assert ours.num_accepted_drafts == 4  # after the prompt's token one step gave all
         assert stop not in ours.token_ids[:min_tokens] and (ours.token_ids[-1] == stop or len(ours.token_ids) == 12)
 
 

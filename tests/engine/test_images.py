@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -253,6 +254,49 @@ def test_a_request_can_be_aborted_while_its_image_is_encoded(monkeypatch: pytest
         assert [piece.finish_reason for piece in ends] == ["abort"]
         gate.set()
         assert len(answers(llm, [prompt])[0]) == 8  # the embedding that nobody waited for is used
+
+
+def test_many_requests_and_aborts_at_once_leave_nothing_held() -> None:
+    """A cache of embeddings that holds the images of two requests, an encoder that takes one or two at a time."""
+    asked, long = prompts(24), SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True)
+    params = [long] * 12 + [SHORT] * 12  # the long ones are aborted at random
+    with LLM(goldens.CHECKPOINT, image_cache_bytes=60 * 128 * 4, max_encode_patches=100, **NATIVE) as llm:
+        expected = [output.token_ids for output in llm.generate(asked, params)]
+        found: list[list[int]] = [[] for _ in asked]
+        reasons: list[Any] = [None] * len(asked)
+
+        def read(number: int) -> None:
+            for piece in llm.stream(asked[number], params[number], request_id=f"r{number}"):
+                found[number] += piece.token_ids
+                reasons[number] = piece.finish_reason
+
+        readers = [threading.Thread(target=read, args=(number,)) for number in range(len(asked))]
+        for reader in readers:
+            reader.start()
+        draw = np.random.default_rng(3)
+        while any(reader.is_alive() for reader in readers):
+            llm.abort(f"r{draw.integers(0, 12)}")
+            time.sleep(0.005)
+        assert set(reasons[:12]) <= {"abort", "length"} and "abort" in reasons
+        assert reasons[12:] == ["length"] * 12 and found[12:] == expected[12:]
+        assert all(tokens == whole[: len(tokens)] for tokens, whole in zip(found, expected, strict=True))
+        core = llm._client.core
+        core.scheduler.check()
+        assert core.scheduler._images.num_waiting == core.scheduler._images._pixels.num_bytes == 0
+        assert answers(llm, asked[-3:]) == expected[-3:]
+
+
+def test_fifty_images_in_one_prompt(alone: list[list[int]]) -> None:
+    """Seven different ones; whole, in pieces, and beside others it has the same answer."""
+    text, images = goldens.prompt(200).tokens, [picture(40 + number % 7, 60, seed=number % 7) for number in range(50)]
+    ids = [0, *(token for number in range(50) for token in (TOKEN, text[number])), *text[:5]]
+    found = []
+    for chunk in (None, 64):
+        with LLM(goldens.CHECKPOINT, max_chunk_tokens=chunk, **FLOAT32) as llm:
+            asked = {"prompt_token_ids": ids, "images": images}
+            found += [answers(llm, [asked])[0], answers(llm, [*prompts(2), asked])[2]]
+            assert llm.stats().num_encoded_images == 7 + 3
+    assert len(found[0]) == 8 and found == [found[0]] * 4
 
 
 def test_an_encoder_that_fails_stops_the_engine_with_its_cause(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,61 +12,14 @@ import goldens
 from deepinfer import LLM, RequestError, SamplingParams
 from deepinfer.frontend.bad_words import bad_word_ids
 from deepinfer.frontend.outputs import RequestOutput
+from parameter_cases import cases, choices
 from sampling.reference import Row
 
 VOCAB, EOS = 640, 1
 LONG = goldens.prompt(200).tokens
-BASE: dict[str, Any] = {"max_tokens": 10, "seed": 3, "temperature": 1.0}
-# One value or two for each parameter, and none where it shall be left out.
-CHOICES: dict[str, list[Any]] = {
-    "temperature": [0.0, 1e-6, 0.7, 2.0, 100.0],
-    "top_k": [1, 20, VOCAB + 5],
-    "top_p": [1e-9, 0.9],
-    "min_p": [0.05, 1.0],
-    "repetition_penalty": [0.5, 1.8],
-    "presence_penalty": [1.5],
-    "frequency_penalty": [-0.8, 2.0],
-    "logit_bias": [{7: 100.0}, {token: (-1.0) ** token * 100 for token in range(VOCAB)}],
-    "allowed_token_ids": [list(range(0, VOCAB, 3)), [5]],
-    "bad_words": [["a", "e", "the"]],
-    "min_tokens": [6],
-    "stop_token_ids": [list(range(40, 100))],
-    "stop": [["e", " "]],
-    "include_stop_str_in_output": [True],
-    "ignore_eos": [True],
-    "golden_token_ids": [[9, 8, 7, 6, 5, 4]],
-    "logprobs": [3, 20],
-    "logprobs_mode": ["processed"],
-    "prompt_logprobs": [2],
-}
-
-
-CHANGES = {
-    "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "allowed_token_ids", "bad_words",
-    "min_tokens",
-}  # fmt: skip
-
-
-# A few tokens come again and again, and all of the likeliest are looked at.
-STUTTER = {"logit_bias": {9: 9.0, 12: 8.5, 99: 8.0}, "logprobs": 20, "logprobs_mode": "processed"}
-
-
-def cases() -> list[SamplingParams]:
-    """Every value alone, those that change logits also with what is drawn from, then up to six parameters together."""
-    values = [{name: value} for name, choices in CHOICES.items() for value in choices]
-    values += [{**STUTTER, **value} for value in values if set(value) & CHANGES]
-    draw = np.random.default_rng(6)
-    for _ in range(50):
-        names = draw.choice(list(CHOICES), draw.integers(2, 7), replace=False)
-        values.append({name: CHOICES[name][draw.integers(len(CHOICES[name]))] for name in names})
-    lengths = draw.integers(4, 12, len(values)).tolist()  # so that batches change
-    return [
-        SamplingParams(**{**BASE, "max_tokens": max(length, value.get("min_tokens", 0)), **value})
-        for length, value in zip(lengths, values, strict=True)
-    ]
-
-
-CASES = cases()
+# Where rules beside the model choose tokens, the reference below does not know them.
+RULES = ("max_tokens", "seed", "n", "structured_outputs", "so_args")
+CASES = cases({name: values for name, values in choices(VOCAB).items() if name not in RULES}, num_mixed=50)
 PROMPTS = [LONG[number % 60 :][: 122 + number % 7] for number in range(len(CASES))]  # answers grow into a second block
 
 
@@ -242,18 +195,29 @@ def test_parameters_that_leave_no_token_end_the_request_with_the_reason(llm: LLM
     ("values", "message"),
     [
         ({"logit_bias": {VOCAB: 1.0}}, "logit_bias holds 640; the vocabulary ends at 639"),
+        ({"logit_bias": {-1: 1.0}}, "logit_bias holds -1; each must be a token id of 0 or more"),
+        ({"logit_bias": {7: 100.5}}, r"logit_bias\[7\] is 100.5; it must be between -100 and 100"),
         ({"allowed_token_ids": [2**40]}, "allowed_token_ids holds 1099511627776"),
+        ({"allowed_token_ids": [-1]}, "allowed_token_ids holds -1"),
+        ({"stop_token_ids": [5, VOCAB]}, "stop_token_ids holds 640; the vocabulary ends at 639"),
+        ({"stop_token_ids": [-(2**70)]}, "stop_token_ids holds -1180591620717411303424"),
+        ({"so_args": {"schema_type": "regex", "schema": "a", "trigger_token_ids": [VOCAB]}}, "so_args holds 640"),
         ({"golden_token_ids": [0, VOCAB]}, "golden_token_ids holds 640"),
         ({"bad_words": ["xq" * 99]}, "bad_words holds 'xq.* tokens; at most 32"),
         ({"min_tokens": 13}, r"min_tokens is 13; it must be at most max_tokens \(12\)"),
         ({"n": 129, "temperature": 1.0}, "n is 129; it must be between 1 and 128"),
+        ({"n": 0}, "n is 0; it must be between 1 and 128"),
         ({"logprobs": 21}, "logprobs is 21; it must be between 0 and 20"),
+        ({"logprobs": -1}, "logprobs is -1"),
+        ({"temperature": 100.1}, "temperature is 100.1; it must be between 0.0 and 100.0"),
+        ({"temperature": float("nan")}, "temperature is nan; it must be finite"),
+        ({"top_p": 0.0}, "top_p is 0; it must be above 0"),
         ({"prompt_logprobs": 21}, "prompt_logprobs is 21"),
     ],
 )
 def test_what_lies_beyond_a_limit_is_refused(llm: LLM, values: dict[str, Any], message: str) -> None:
     with pytest.raises(RequestError, match=message):
-        answer(llm, **values)
+        answer(llm, **({"ignore_eos": False} if "so_args" in values else {}), **values)
     assert len(answer(llm).token_ids) == 12
 
 

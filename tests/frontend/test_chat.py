@@ -87,13 +87,25 @@ def test_a_demanded_call_leaves_the_prompt_as_it_is_and_gives_a_grammar(encoder,
     [
         ({}, "tool_choice demands a call, but the tools of the request are: none"),
         ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}}, "demands 'g', but"),
-        ({"tools": [TOOL], "response_format": {"type": "regex", "regex": "a"}}, "response_format is set and"),
     ],
 )
 def test_a_demand_that_cannot_be_met_is_refused(encoder, options, message):
     prompt = encoder.encode([USER], **{"tool_choice": "required"} | options)
     with pytest.raises(RequestError, match=message):
         prompt.constrained(SamplingParams(), THINK_END)
+
+
+def test_other_words_for_the_same_messages_are_taken(encoder):
+    ask, call = [{"role": "system", "content": "Be nice."}, USER], {"id": "c", "type": "function", "function": {
+        "name": "f", "arguments": "{}"}}  # fmt: skip
+    turn = {"role": "assistant", "content": "", "tool_calls": [call], "reasoning_content": "Hm."}
+    result = {"role": "tool", "tool_call_id": "c", "content": "1"}
+    plain = encoder.encode([*ask, turn, result], tools=[TOOL]).token_ids
+    other = {**turn, "reasoning": turn["reasoning_content"]}
+    del other["reasoning_content"]
+    words = [{"role": "developer", "content": "Be nice."}, USER, other, result]
+    assert encoder.encode(words, tools=[TOOL]).token_ids == plain
+    assert encoder.encode([*ask, {**turn, "reasoning": "Not this."}, result], tools=[TOOL]).token_ids == plain
 
 
 def test_response_formats_reach_the_prompt(encoder, tokenizer):

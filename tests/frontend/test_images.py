@@ -14,6 +14,7 @@ from PIL import Image
 from deepinfer.config.engine import ImageOptions
 from deepinfer.errors import RequestError
 from deepinfer.frontend.chat import ChatEncoder, ChatPrompt
+from deepinfer.frontend.images import listed_images
 from deepinfer.frontend.prompt import RequestBuilder
 from deepinfer.frontend.tokenizer import Tokenizer
 from deepinfer.images.prepare import ImagePreparer
@@ -114,6 +115,7 @@ def test_images_that_do_not_fit_the_prompt_are_refused(
     ("data", "message"),
     [
         ({"image_bytes": [FILE], "image_sizes": []}, "1 image_bytes but 0 image_sizes"),
+        ({"image_bytes": [FILE], "image_sizes": 7}, r"image_sizes is 7; it must be a list of \(width, height\)"),
         ({"image_bytes": [FILE], "image_sizes": [(90, 130)]}, r"image_bytes\[0\] is 130 x 90 pixels, but its size is"),
         ({"image_bytes": [URL]}, r"image_bytes\[0\] is 'data:.*; it must be the bytes of an image file"),
         ({"image_bytes": 7}, "image_bytes is 7; it must be a list"),
@@ -135,8 +137,23 @@ def test_images_are_given_in_one_way(builder: RequestBuilder) -> None:
 
 def test_a_prompt_counts_the_positions_of_its_images(tokenizer: Tokenizer) -> None:
     small = RequestBuilder(tokenizer, 4096, 16, images=ImagePreparer(geometry("nano"), ImageOptions()))
-    with pytest.raises(RequestError, match=r"prompt has \d\d tokens but must have at most 15"):
+    with pytest.raises(RequestError, match=r"prompt has \d\d tokens with images\[0\] but must have at most 15"):
         build(small, {"prompt": "<｜image｜>", "images": [FILE]})
+
+
+def test_images_behind_the_end_of_the_context_are_not_read(tokenizer: Tokenizer) -> None:
+    preparer = ImagePreparer(geometry("nano"), ImageOptions())
+    one = preparer.prepare(FILE, "it").num_tokens
+    small = RequestBuilder(tokenizer, 4096, 2 * one + 5, images=preparer)
+    assert (
+        len(build(small, {"prompt_token_ids": [0, TOKEN, TOKEN, 5], "images": [FILE, FILE]}).token_ids) == 2 * one + 2
+    )
+    told = rf"^prompt has {3 * one + 3} tokens with images\[2\] but must have at most {2 * one + 4}; give fewer"
+    with pytest.raises(RequestError, match=told):
+        build(small, {"prompt_token_ids": [0, *[TOKEN] * 5], "images": [FILE, FILE, FILE, "not read", "not read"]})
+    assert (
+        len(small.spelled_out([0, *[TOKEN] * 50], listed_images([FILE] * 50))) == 1 + 50 * one
+    )  # counted all the same
 
 
 def test_a_model_without_an_encoder_refuses_images(tokenizer: Tokenizer) -> None:

@@ -55,11 +55,20 @@ def exif_of_everything(num_tags: int, num_bytes: int) -> bytes:
     return (b"II*\0\x08\0\0\0" + struct.pack("<H", num_tags) + entries).ljust(num_bytes, b"\0")
 
 
-def scans(num_scans: int, side: int) -> bytes:
-    """A progressive JPEG whose last scan comes again and again."""
-    file = encoded(picture(side, side), "JPEG", progressive=True)
+def scans(image: Image.Image, num_scans: int) -> bytes:
+    """A progressive JPEG whose last scan comes so many times more."""
+    file = encoded(image, "JPEG", progressive=True)
     last = file[file.rindex(b"\xff\xda") : -2]
     return file[:-2] + last * num_scans + b"\xff\xd9"
+
+
+def deep(width: int, height: int) -> bytes:
+    """A PNG of 16-bit colours with alpha, all zero."""
+    pixels = zlib.compress(bytes(height * (1 + 8 * width)), 9)
+    head = struct.pack(">IIBBBBB", width, height, 16, 6, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        png_chunk(name, body) for name, body in ((b"IHDR", head), (b"IDAT", pixels), (b"IEND", b""))
+    )
 
 
 def webp_chunk(name: bytes, body: bytes) -> bytes:
@@ -117,5 +126,5 @@ BOMBS: dict[str, Callable[[int], bytes]] = {
     "webp of a large canvas": lambda size: wide_webp(13_000),
     "webp of tiny chunks": lambda size: in_webp(webp_chunk(b"abcd", b"") * (size // 8)),
     "webp of exif": lambda size: in_webp(webp_chunk(b"EXIF", exif_of_everything(20_000, size))),
-    "jpeg of scans": lambda size: scans(MAX_SCANS - 10, 300),
+    "jpeg of scans": lambda size: scans(picture(300, 300), MAX_SCANS - 10),
 }  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import weakref
 
 import deepseek_recipe as recipe
 import numpy as np
@@ -92,6 +93,16 @@ def test_a_key_tells_content_and_size_apart_but_not_files() -> None:
     assert keys[0] == keys[2] and len(set(keys)) == 4
     flat = [preparer().prepare(Image.new("RGB", size, (9, 9, 9)), "it").key for size in ((126, 168), (168, 126))]
     assert flat[0] != flat[1]  # the same bytes in another shape
+
+
+def test_images_in_use_are_in_memory_once() -> None:
+    one = preparer()
+    first = one.prepare(picture(seed=1), "it")
+    assert one.prepare(encoded(picture(seed=1)), "it") is first
+    assert one.prepare(picture(seed=2), "it") is not first
+    gone = weakref.ref(first)
+    del first
+    assert gone() is None and one.prepare(picture(seed=1), "it").num_tokens
 
 
 def test_sizes_that_are_given_must_be_true() -> None:

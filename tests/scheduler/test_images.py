@@ -110,6 +110,26 @@ def test_an_image_is_encoded_once_for_all() -> None:
     assert engine.encoded == [[image(1).key]]
 
 
+def test_an_image_that_is_being_encoded_is_not_encoded_again() -> None:
+    engine = ImageEngine()
+    engine.send(request("first", [image(1)]))
+    engine.encode()
+    assert engine.encoding is not None
+    engine.send(request("second", [1, image(1), image(2)]))
+    engine.run_all()
+    assert engine.encoded == [[image(1).key], [image(2).key]]
+    assert [engine.tokens(name) for name in ("first", "second")] == [engine.direct(n) for n in ("first", "second")]
+
+
+def test_equal_pixels_of_several_requests_are_kept_once() -> None:
+    engine = ImageEngine()
+    for name in "ab":
+        engine.send(request(name, [image(1), image(1)]))
+    spans = [span for waiting in engine.scheduler._requests.values() for span in waiting.images]
+    assert len(spans) == 4 and len({id(span.image.pixels) for span in spans}) == 1
+    engine.run_all()
+
+
 def test_the_least_recently_used_embedding_makes_room() -> None:
     engine = ImageEngine(cache_tokens=9)
     for name, number in zip("abcdef", (1, 2, 3, 1, 4, 2), strict=True):

@@ -1,11 +1,15 @@
 """`/v1/chat/completions` as the official client sees it."""
 
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
 import openai
 import pytest
 
 SUM = [{"role": "user", "content": "What is 12 + 30?"}]
 QUIET = {"extra_body": {"thinking": {"type": "disabled"}}}
 MODEL = "deepinfer-nano"
+LETTERS = [67, 68, 69, 70, 223, 1]  # a, b, c, d, space and the end
 
 
 def test_an_answer_has_thinking_content_usage_and_a_reason(client):
@@ -100,7 +104,7 @@ def test_token_ids_come_on_request(server):
 def test_thinking_can_be_switched_off_by_every_name(server, extra):
     answer = server.post("/v1/chat/completions", messages=SUM, temperature=0, **extra).json()
     assert answer["choices"][0]["message"] == {"role": "assistant", "content": "42"}
-    assert "completion_tokens_details" not in answer["usage"]
+    assert answer["usage"]["completion_tokens_details"] == {"reasoning_tokens": 0}
 
 
 def test_extra_sampling_fields_are_read_by_their_declared_names(server):
@@ -111,6 +115,19 @@ def test_extra_sampling_fields_are_read_by_their_declared_names(server):
     assert guided["choices"][0]["message"]["content"] in ("no", "on")
     refused = server.post("/v1/chat/completions", **body, min_p=7)
     assert refused.status_code == 400 and refused.json()["error"]["param"] == "min_p"
+
+
+def test_a_salt_parts_what_is_remembered_of_answers(server):
+    """Under the regex the answer is in other tokens than its text; only the same salt brings these back."""
+    body = {"messages": SUM, "enable_thinking": False, "structured_outputs": {"regex": "a b c d"}, "cache_salt": "mine"}
+    answer = server.post("/v1/chat/completions", **body, allowed_token_ids=LETTERS, return_token_ids=True).json()
+    told = {"messages": [*SUM, answer["choices"][0]["message"], *SUM], "enable_thinking": False}
+    begun = answer["prompt_token_ids"] + answer["choices"][0]["token_ids"]
+    prompts = [server.post("/tokenize", **told, **salt).json()["tokens"] for salt in ({"cache_salt": "mine"}, {})]
+    assert [prompt[: len(begun)] == begun for prompt in prompts] == [True, False]
+    for bad in (7, "x" * 2000):
+        refused = server.post("/v1/chat/completions", messages=SUM, cache_salt=bad)
+        assert refused.status_code == 400 and refused.json()["error"]["param"] == "cache_salt"
 
 
 def test_the_last_message_is_continued(server):
@@ -159,11 +176,12 @@ def test_a_refusal_has_a_status_and_names_the_parameter(server, body, status, pa
 
 
 def test_the_request_id_is_echoed_and_duplicates_are_safe(server):
-    headers = {"x-request-id": "same"}
-    answers = [
-        server.http.post("/v1/chat/completions", json={"messages": SUM, "max_tokens": 2}, headers=headers)
-        for _ in range(2)
-    ]
+    """Also two at a time."""
+    body, headers = {"messages": SUM, "max_tokens": 30, "seed": 1}, {"x-request-id": "same"}
+    with ThreadPoolExecutor() as pool:
+        ask = partial(server.http.post, "/v1/chat/completions", json=body, headers=headers)
+        answers = [future.result() for future in [pool.submit(ask) for _ in range(2)]]
+    assert answers[0].json()["choices"] == answers[1].json()["choices"]
     assert [answer.headers["x-request-id"] for answer in answers] == ["same", "same"]
     assert answers[0].json()["id"] != answers[1].json()["id"]
     assert len(server.http.get("/version", headers={"x-request-id": "bad id"}).headers["x-request-id"]) == 32

@@ -46,6 +46,9 @@ def test_generate_takes_and_gives_token_ids(server, name):
     assert events.pop() == "[DONE]"
     assert sum((event["token_ids"] for event in events), []) == whole["token_ids"]
     assert events[-1]["finish_reason"] == "length"
+    of_sglang = {"max_new_tokens": 4, "seed": 1, "ignore_eos": True}
+    again = server.post("/generate", **{name: [10, 11, 12]}, sampling_params=of_sglang).json()
+    assert again["token_ids"] == whole["token_ids"]
 
 
 @pytest.mark.parametrize("by", ["x-request-id", "answer"])
@@ -104,10 +107,13 @@ def test_metrics_count_under_both_names(server):
     assert value("vllm:request_success_total") >= 0
 
 
-@pytest.mark.parametrize(("method", "path", "status"), [("GET", "/nothing", 404), ("GET", "/v1/completions", 405)])
-def test_an_unknown_path_or_method_has_a_structured_body(server, method, path, status):
+@pytest.mark.parametrize(("method", "path", "allowed"), [
+    ("GET", "/nothing", None), ("GET", "/v1/completions", "POST"), ("PUT", "/v1/responses/x", "DELETE, GET"),
+])  # fmt: skip
+def test_an_unknown_path_or_method_has_a_structured_body(server, method, path, allowed):
     response = server.http.request(method, path)
-    assert response.status_code == status and response.json()["error"]["message"].startswith(f"{method} {path}")
+    assert response.status_code == (404 if allowed is None else 405) and response.headers.get("allow") == allowed
+    assert response.json()["error"]["message"].startswith(f"{method} {path}")
 
 
 def test_the_openapi_document_has_every_endpoint_and_parameter(server):
@@ -116,7 +122,7 @@ def test_the_openapi_document_has_every_endpoint_and_parameter(server):
     missing = [path for _, path, _ in ROUTES if path.startswith("/v1/") and path not in document["paths"]]
     assert missing == ["/v1/models/{name:path}"]
     schema = document["paths"]["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
-    assert {spec.name for spec in declared()} <= set(schema["properties"])
+    assert {spec.name for spec in declared()} | {"cache_salt", "priority"} <= set(schema["properties"])
     assert schema["properties"]["temperature"]["anyOf"][0] == {"type": "number", "minimum": 0.0, "maximum": 100.0}
 
 

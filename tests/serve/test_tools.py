@@ -120,3 +120,71 @@ def test_a_response_format_holds_for_the_content(client, thinking, kind):
         assert len(content) == 2 and content.isdigit()
     else:
         assert content.startswith("{") and (choice.finish_reason == "length" or isinstance(json.loads(content), dict))
+
+
+EXCHANGE = {
+    "type": "object",
+    "properties": {
+        "amount": {"type": "integer", "maximum": 9},
+        "source": {"type": "string", "enum": ["Francs", "Crowns"]},
+        "target": {"type": "string"},
+    },
+    "required": ["amount", "source", "target"],
+    "additionalProperties": False,
+}
+CONVERT = {"name": "convert_currency", "description": "Convert an amount"}
+MONEY = [{"role": "user", "content": "Convert 905 CHF to EUR."}]
+
+
+def fits(arguments):
+    return jsonschema.Draft202012Validator(EXCHANGE).is_valid(json.loads(arguments))
+
+
+@pytest.mark.parametrize("thinking", ["enabled", "disabled"])
+def test_a_call_of_a_strict_tool_fits_its_parameters_though_none_is_demanded(client, thinking):
+    """The model alone would call with 905 and CHF."""
+
+    def calls(ask, **function):
+        answer = client.chat.completions.create(
+            model=MODEL, messages=ask, tools=[{"type": "function", "function": CONVERT | function}], temperature=0,
+            max_tokens=600, extra_body={"thinking": {"type": thinking}},
+        )  # fmt: skip
+        return answer.choices[0].message
+
+    (free,) = calls(MONEY, parameters=EXCHANGE).tool_calls
+    assert not fits(free.function.arguments)
+    (strict,) = calls(MONEY, parameters=EXCHANGE, strict=True).tool_calls
+    assert strict.function.name == "convert_currency" and fits(strict.function.arguments)
+    text = calls([{"role": "user", "content": "What is 12 + 30?"}], parameters=EXCHANGE, strict=True)
+    assert text.tool_calls is None and "42" in text.content
+
+
+def test_the_other_protocols_have_strict_tools_too(client, server):
+    tools = [{"type": "function", **CONVERT, "parameters": EXCHANGE, "strict": True}]
+    answer = client.responses.create(model=MODEL, input=MONEY[0]["content"], tools=tools, temperature=0)
+    (call,) = (item for item in answer.output if item.type == "function_call")
+    assert fits(call.arguments)
+    with server.anthropic() as claude:
+        answer = claude.messages.create(
+            model=MODEL, max_tokens=600, messages=MONEY, extra_body={"temperature": 0},
+            tools=[{**CONVERT, "input_schema": EXCHANGE, "strict": True}],
+        )  # fmt: skip
+        use = next(block for block in answer.content if block.type == "tool_use")
+        assert fits(json.dumps(use.input))
+
+
+def test_a_response_format_beside_tools_is_for_the_answers_that_call_none(client):
+    kinds = {"item": "string", "quantity": "integer", "price": "integer"}
+    schema = {"type": "object", "properties": {name: {"type": kind} for name, kind in kinds.items()},
+              "required": [*kinds], "additionalProperties": False}  # fmt: skip
+    order = "Order 27 of the salt at 451 dollars each.\nGive the fields item, quantity, price as JSON."
+    called, told = [
+        client.chat.completions.create(
+            model=MODEL, messages=ask, tools=[{"type": "function", "function": CONVERT | {"parameters": EXCHANGE}}],
+            response_format={"type": "json_schema", "json_schema": {"name": "order", "schema": schema}},
+            temperature=0, max_tokens=300, extra_body={"thinking": {"type": "disabled"}},
+        ).choices[0].message
+        for ask in (MONEY, [{"role": "user", "content": order}])
+    ]  # fmt: skip
+    assert called.tool_calls and not called.content
+    assert told.tool_calls is None and json.loads(told.content) == {"item": "salt", "quantity": 27, "price": 451}

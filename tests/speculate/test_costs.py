@@ -26,8 +26,15 @@ def test_steps_that_are_always_faster_than_expected_pull_smaller_ones_down_and_s
     for _ in range(2000):
         costs.observe(6, 2.0)
     assert float(costs.seconds(6)) == pytest.approx(2.0, rel=1e-3)
-    assert (np.diff(costs.times) >= 0).all() and min(costs.times) >= 0
+    assert (np.diff(costs.times) >= 0).all() and min(costs.times) > 0
     assert float(costs.seconds(1)) <= 2.0
+
+
+def test_a_time_between_two_that_lie_far_apart_does_not_take_the_smaller_one_to_zero():
+    costs = StepCosts([1, 4], [0.001, 100.0])
+    for _ in range(10):
+        costs.observe(2, 0.0005)
+    assert min(costs.times) > 0 and (np.diff(costs.times) >= 0).all()
 
 
 def test_one_step_that_was_held_up_moves_little():

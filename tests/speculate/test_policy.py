@@ -3,6 +3,7 @@ import itertools
 import numpy as np
 import pytest
 
+from deepinfer.speculate.calibration import Signs
 from deepinfer.speculate.costs import StepCosts
 from deepinfer.speculate.policy import PROBE_STEPS, CheckAll, CheckWorthwhile
 
@@ -11,30 +12,37 @@ LINEAR = StepCosts([1, 1000], [1.0, 1000.0])  # compute bound
 NO_COST = StepCosts([1, 2], [0.0, 0.0])
 
 
-def logits(chances):
+def signs(chances):
+    """Both signs say these probabilities."""
     chances = np.clip(np.array(chances), 1e-9, 1 - 1e-9)
-    return np.log(chances / (1 - chances)).astype(np.float32)
+    return Signs(np.log(chances / (1 - chances)).astype(np.float32), np.log(chances).astype(np.float32))
 
 
 def int32(*values):
     return np.array(values, dtype=np.int32)
 
 
+def choose(policy, drafts, room, num_other, num_useful=None):
+    """No draft ends an answer unless num_useful says so."""
+    useful = np.full(len(room), drafts.confidence.shape[1], dtype=np.int32) if num_useful is None else num_useful
+    return policy.choose(drafts, room, useful, num_other)
+
+
 def test_check_all_takes_all_the_room():
-    assert CheckAll().choose(logits([[0.1, 0.1]] * 3), int32(2, 0, -1), 5).tolist() == [2, 0, -1]
+    assert choose(CheckAll(), signs([[0.1, 0.1]] * 3), int32(2, 0, -1), 5).tolist() == [2, 0, -1]
     assert CheckAll().wants_drafts(1000)
 
 
 def test_everything_is_checked_when_it_costs_nothing_and_nothing_when_each_token_costs_a_token():
-    confidence, room = logits([[0.9, 0.5, 0.1]] * 2), int32(3, 2)
-    assert CheckWorthwhile(3, FREE, NO_COST).choose(confidence, room, 0).tolist() == [3, 2]
-    assert CheckWorthwhile(3, LINEAR, NO_COST).choose(confidence, room, 0).tolist() == [0, 0]
+    drafts, room = signs([[0.9, 0.5, 0.1]] * 2), int32(3, 2)
+    assert choose(CheckWorthwhile(3, FREE, NO_COST), drafts, room, 0).tolist() == [3, 2]
+    assert choose(CheckWorthwhile(3, LINEAR, NO_COST), drafts, room, 0).tolist() == [0, 0]
 
 
 def test_rows_past_their_limit_stay_out():
-    chosen = CheckWorthwhile(2, FREE, NO_COST).choose(logits([[0.9, 0.9]] * 3), int32(2, -1, 0), 0)
+    chosen = choose(CheckWorthwhile(2, FREE, NO_COST), signs([[0.9, 0.9]] * 3), int32(2, -1, 0), 0)
     assert chosen.tolist() == [2, -1, 0]
-    assert CheckWorthwhile(2, FREE, NO_COST).choose(logits([[0.9, 0.9]]), int32(-1), 0).tolist() == [-1]
+    assert choose(CheckWorthwhile(2, FREE, NO_COST), signs([[0.9, 0.9]]), int32(-1), 0).tolist() == [-1]
 
 
 def test_the_choice_is_the_best_of_all_possible_ones():
@@ -43,7 +51,7 @@ def test_the_choice_is_the_best_of_all_possible_ones():
         costs = StepCosts([1, 3, 6, 12], np.cumsum(random.random(4) + 0.05).tolist())
         drafting = StepCosts([1, 2], [float(random.random())] * 2)
         chances, room, num_other = random.random((3, 3)), random.integers(-1, 4, 3), int(random.integers(0, 4))
-        chosen = CheckWorthwhile(3, costs, drafting).choose(logits(chances), room.astype(np.int32), num_other)
+        chosen = choose(CheckWorthwhile(3, costs, drafting), signs(chances), room.astype(np.int32), num_other)
         survival = chances.cumprod(axis=1)
 
         def rate(counts, survival=survival, costs=costs, drafting=drafting, room=room, num_other=num_other):
@@ -58,10 +66,18 @@ def test_the_choice_is_the_best_of_all_possible_ones():
 
 
 def test_a_row_s_choice_does_not_rest_on_what_comes_after_it():
-    """The confidence of later drafts moves how many of those are checked, not the survivals of those before."""
+    """The chance of later drafts moves how many of those are checked, not the survivals of those before."""
     policy = CheckWorthwhile(3, FREE, NO_COST)
     for last in (0.01, 0.99):
-        assert policy.choose(logits([[0.9, 0.8, last]]), int32(2), 0).tolist() == [2]
+        assert choose(policy, signs([[0.9, 0.8, last]]), int32(2), 0).tolist() == [2]
+
+
+def test_nothing_behind_the_end_of_an_answer_is_checked_or_expected():
+    policy = CheckWorthwhile(3, FREE, NO_COST)
+    drafts, room = signs([[0.9, 0.9, 0.9]] * 2), int32(3, 3)
+    assert choose(policy, drafts, room, 0, int32(1, 3)).tolist() == [1, 3]
+    assert policy._mean_survival == pytest.approx([0.9, 0.9**2 / 2, 0.9**3 / 2])
+    assert choose(CheckAll(), drafts, room, 0, int32(1, 3)).tolist() == [3, 3]
 
 
 def test_drafting_stops_when_it_does_not_pay_and_is_probed():
@@ -74,7 +90,7 @@ def test_drafting_begins_again_at_once_when_the_load_falls():
     costs = StepCosts([1, 8, 64, 512], [1.0, 1.1, 8.0, 64.0])  # free at first, then a token costs a token
     policy = CheckWorthwhile(3, costs, StepCosts([1, 64], [0.1, 6.0]))
     for _ in range(20):
-        policy.choose(logits([[0.9, 0.9, 0.9]] * 2), int32(3, 3), 0)
+        choose(policy, signs([[0.9, 0.9, 0.9]] * 2), int32(3, 3), 0)
     assert policy.wants_drafts(2)
     assert not any(policy.wants_drafts(64) for _ in range(PROBE_STEPS - 1))
     assert policy.wants_drafts(2)
@@ -82,9 +98,9 @@ def test_drafting_begins_again_at_once_when_the_load_falls():
 
 def test_drafts_that_are_refused_again_and_again_are_no_longer_checked():
     policy = CheckWorthwhile(2, StepCosts([1, 100], [1.0, 10.0]), NO_COST)
-    confidence, room = logits([[0.9, 0.9]]), int32(2)
-    assert policy.choose(confidence, room, 0).tolist() == [2]
+    drafts, room = signs([[0.9, 0.9]]), int32(2)
+    assert choose(policy, drafts, room, 0).tolist() == [2]
     for _ in range(300):
-        policy.observe(confidence, int32(2), int32(0))
-    assert policy.choose(confidence, room, 0).tolist() == [0]
+        policy.observe(drafts, int32(2), int32(0))
+    assert choose(policy, drafts, room, 0).tolist() == [0]
     assert policy.calibration_error > 0.0

@@ -42,3 +42,13 @@ def test_resolving_moves_rows_to_where_they_begin_and_gives_void_ones_the_paddin
     assert after.counts.tolist() == [2, 1, 1, 7]
     assert after.decoder_starts.tolist() == [2, 2, 0, 2]
     assert before.starts.tolist() == [5, 5, 5, 3] and before.slots.tolist() == [1, 2, 3, 1]
+
+
+def test_a_slot_goes_on_while_its_next_row_has_room_for_a_draft():
+    slots = progress()
+    slots.starts[:] = [5, 8, 9, 10]
+    assert slots.goes_on(int32(0, 1, 2, 3)).tolist() == [False, True, True, True]
+    slots.starts[1:] = [9, 10, 11]
+    assert slots.goes_on(int32(1, 2, 3)).tolist() == [False] * 3
+    whole = plan([(slot, 5, 6, False) for slot in (1, 2, 3)])
+    assert slots.room(whole).tolist() == [0, 0, 0]

@@ -123,6 +123,10 @@ def take(rows, *tokens):
     rows.take(np.array(ids(*tokens), dtype=np.int32), np.arange(count), np.ones(count, dtype=np.int32))
 
 
+def int32(*values):
+    return np.array(values, dtype=np.int32)
+
+
 DIGITS, EVERYTHING = list(range(ord("0"), ord("9") + 1)), list(range(257))
 
 
@@ -182,6 +186,15 @@ def test_a_matcher_that_ends_is_replaced_and_nobody_notices(rows, walker, server
     assert server.num_started == 2 and not server.steps[-1].is_careful
 
 
+def test_an_answer_whose_matcher_is_ended_from_outside_once_more_goes_on(rows, walker, server):
+    step(rows, plan(1, 2), [setup(walker, 1, 1), setup(walker, 2, 2)])
+    take(rows, "1", "n")
+    ends = iter([True, True])
+    server.spoils = lambda slot: next(ends, False)
+    assert step(rows, plan(1, 2)) == ({0: DIGITS, 1: [ord("o")]}, {})
+    assert server.num_started == 3
+
+
 def test_the_answer_that_ends_the_matcher_is_given_up_alone(rows, walker, server):
     setups = [setup(walker, 1, 1), setup(walker, 2, 3), setup(walker, 3, 2)]
     step(rows, plan(1, 2, 3), setups)
@@ -213,7 +226,7 @@ def test_a_grammar_that_ends_the_matcher_when_it_is_loaded_is_given_up_alone(row
     monkeypatch.setattr(walker.library, "load", hang_at_bad)
     masks, errors = step(rows, plan(1, 2), [setup(walker, 1, 1), setup(walker, 2, 3)])
     assert masks[0] == DIGITS and list(errors) == [1] and "takes too much time or crashes" in errors[1]
-    assert server.num_started == 2
+    assert server.num_started == 3
 
 
 def test_a_grammar_without_a_next_token_is_an_error_of_its_row():
@@ -231,7 +244,7 @@ def test_a_grammar_without_a_next_token_is_an_error_of_its_row():
 
 
 def test_grammars_that_nobody_uses_are_dropped(rows, walker, server, monkeypatch):
-    monkeypatch.setattr("deepinfer.structured.rows.MAX_LOADED", 2)
+    monkeypatch.setattr("deepinfer.structured.link.MAX_LOADED", 2)
     for number in (1, 2, 3):
         step(rows, plan(1), [setup(walker, 1, number)])
     assert [len(sent.loads) for sent in server.steps] == [1, 1, 1] and server.steps[-1].drops == [1, 2]
@@ -255,6 +268,64 @@ def test_what_comes_after_a_draft_that_the_grammar_forbids_or_that_ends_it_is_no
     assert all(masks[line] == EVERYTHING for line in (1, 2, 4, 5))
     take(rows, "1", EOS)
     assert step(rows, plan(1))[0] == {0: DIGITS}
+
+
+def draft_masks(rows, slots, drafts):
+    """Tokens that each slot's next draft may be; None = any, for nothing is known against it."""
+    masks = rows.draft_masks(slots, np.array([ids(*own) for own in drafts], dtype=np.int32).reshape(len(slots), -1))
+    bits = np.unpackbits(np.ascontiguousarray(masks.bits).view(np.uint8), axis=1, bitorder="little")[:, :257]
+    found = {row: np.flatnonzero(line).tolist() for row, line in zip(masks.rows.tolist(), bits, strict=True)}
+    return [found.get(row) for row in range(len(slots))]
+
+
+def test_drafts_are_masked_one_after_the_other_and_the_step_that_checks_them_fills_the_last_mask_only(
+    rows, walker, server
+):
+    slots = plan(1, 2, 4)
+    step(rows, slots, [setup(walker, 1, 1), setup(walker, 2, 2), free(4)])
+    take(rows, "4", "n", "x")
+    assert rows.has_any(slots) and rows.has_any(plan(2)) and not rows.has_any(plan(4, 5))
+    assert draft_masks(rows, slots, [[], [], []]) == [DIGITS, ids("o"), None]
+    assert draft_masks(rows, slots, ["2", "o", "x"]) == [DIGITS, [EOS], None]
+    assert draft_masks(rows, slots, ["21", ["o", EOS], "xx"]) == [[EOS], EVERYTHING, None]
+    sent = len(server.steps)
+    masks, _ = step(rows, plan(2, 1), drafts=[ids("o"), ids("2", "1", EOS)])
+    assert masks == {0: ids("o"), 1: [EOS], 2: DIGITS, 3: DIGITS, 4: [EOS], 5: EVERYTHING}
+    assert [(fill.slot, fill.num_masks) for fill in server.steps[sent].fills] == [(1, 1)]
+    rows.take(np.array(ids("o", EOS, "2", "7", 0, 0), dtype=np.int32), np.array([0, 2]), int32(2, 2))
+    assert draft_masks(rows, plan(1), [[]]) == [[EOS]]
+
+
+def test_masks_of_drafts_outlive_the_matcher(rows, walker, server):
+    step(rows, plan(1, 2), [setup(walker, 1, 1), setup(walker, 2, 2)])
+    take(rows, "1", "n")
+    assert draft_masks(rows, plan(1, 2), [[], []]) == [DIGITS, ids("o")]
+    ends = iter([True])
+    server.spoils = lambda slot: next(ends, False)
+    assert draft_masks(rows, plan(1, 2), ["2", "o"]) == [DIGITS, [EOS]]
+    ends = iter([True])
+    assert step(rows, plan(1, 2), drafts=[ids("2", "3"), ids("o")]) == (
+        {0: DIGITS, 1: DIGITS, 2: [EOS], 3: ids("o"), 4: [EOS]}, {},
+    )  # fmt: skip
+    assert server.num_started == 3
+
+
+def test_an_answer_given_up_while_drafting_drafts_freely_and_is_an_error_of_the_next_step(rows, walker, server):
+    step(rows, plan(1, 2), [setup(walker, 1, 1), setup(walker, 2, 3)])
+    take(rows, "1", "b")
+    server.spoils = lambda slot: slot == (2 if server.steps[-1].is_careful else NOBODY)
+    assert draft_masks(rows, plan(1, 2), [[], []]) == [DIGITS, EVERYTHING]
+    server.spoils = lambda slot: False
+    masks, errors = step(rows, plan(1, 2))
+    assert masks[0] == DIGITS and list(errors) == [1] and "takes too much time or crashes" in errors[1]
+
+
+def test_a_forced_trigger_forces_drafts_too(rows, walker):
+    args = {"trigger_token_ids": [100, 101, 102], "bound_token_id": 100}
+    step(rows, plan(1), [setup(walker, 1, 2, **args)])
+    take(rows, 7)
+    seen = [draft_masks(rows, plan(1), [list(drafts)])[0] for drafts in ([], [100], [100, 101], [100, 101, 102])]
+    assert seen == [EVERYTHING, [101], [102], EVERYTHING]
 
 
 def test_drafts_stop_before_one_that_starts_the_grammar(rows, walker):

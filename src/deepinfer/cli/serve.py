@@ -25,6 +25,7 @@ ALIASES = {
     "--num-gpu-blocks-override": "--num-blocks",
     "--kv-cache-memory-bytes": "--kv-cache-bytes",
     "--allowed-origins": "--allowed-origin",
+    "--allowed-media-domains": "--allowed-image-domain",
     "--model-path": "--model",
     "--watchdog-timeout": "--stuck-seconds",
 }

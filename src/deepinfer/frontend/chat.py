@@ -7,8 +7,9 @@ in a message can never open a turn.
 from __future__ import annotations
 
 import dataclasses
+import json
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -21,19 +22,28 @@ from deepinfer.frontend.answer import AnswerParser
 from deepinfer.frontend.images import PromptImage
 from deepinfer.frontend.protocol_answers import ProtocolAnswers
 from deepinfer.frontend.stops import StopStrings
-from deepinfer.frontend.tool_choice import Demand, Protocol, split_demand
+from deepinfer.frontend.tool_choice import Form, Protocol, ToolChoice, split_tool_choice
 from deepinfer.sampling.params import SamplingParams
-from deepinfer.structured.grammar import Constraint, Grammar, read_structured_outputs
+from deepinfer.structured.grammar import Constraint
 
 Message: TypeAlias = Mapping[str, Any]
 Effort: TypeAlias = Literal["low", "high", "xhigh", "max"]
+Fetch: TypeAlias = Callable[[Sequence[tuple[str, str]]], list[bytes]]  # images of (url, name in errors)
 
 EFFORTS = ("low", "high", "xhigh", "max")
 # What shapes the prompt in a body of each protocol; sampling fields are not read here.
 PROMPT_FIELDS: dict[Protocol, tuple[str, ...]] = {
-    "chat": ("messages", "tools", "tool_choice", "thinking", "reasoning_effort", "response_format"),
+    "chat": (
+        "messages",
+        "tools",
+        "tool_choice",
+        "parallel_tool_calls",
+        "thinking",
+        "reasoning_effort",
+        "response_format",
+    ),
     "messages": ("messages", "system", "tools", "tool_choice", "thinking", "output_config"),
-    "responses": ("input", "instructions", "tools", "tool_choice", "reasoning", "text"),
+    "responses": ("input", "instructions", "tools", "tool_choice", "parallel_tool_calls", "reasoning", "text"),
 }
 REQUESTS: dict[Protocol, Any] = {
     "chat": recipe.ChatCompletionRequest,
@@ -48,13 +58,15 @@ class ChatPrompt:
     """An encoded conversation.
 
     token_ids: the prompt up to where the answer begins, with one image token for each of the images.
-    demand: the answer must call a tool. answers: makes the events of the protocol's answer.
+    tool_choice: which tools the answer may or must call. form: of its content, where conversion does not know it.
+    answers: makes the events of the protocol's answer.
     """
 
     token_ids: list[int]
     conversion: recipe.ConversationRequest
     images: tuple[PromptImage, ...] = ()
-    demand: Demand | None = None
+    tool_choice: ToolChoice = ToolChoice()
+    form: Form | None = None
     answers: ProtocolAnswers | None = None
 
     @property
@@ -64,15 +76,16 @@ class ChatPrompt:
         return self.conversion.parsing_options.thinking_initial_stage in stages
 
     def constrained(self, params: SamplingParams, think_end_id: int | None) -> SamplingParams:
-        """The parameters with the grammar of response format or demanded call; it begins when thinking ends.
+        """The parameters with the grammar of response format and tools; it begins when thinking ends.
 
         Raises RequestError for what cannot be enforced, or beside another grammar.
         """
-        grammar = self._grammar()
+        grammar = self.tool_choice.grammar(self._tools, self.form or self._response_form)
         if grammar is not None:
             if params.constraint is not None:
                 raise RequestError(
-                    "response_format or tool_choice and the sampling parameters both give a grammar; give one of them"
+                    "the sampling parameters and one of response_format, tool_choice and a strict tool both give a "
+                    "grammar; give one of them"
                 )
             params = dataclasses.replace(params, structured_outputs=grammar)
         constraint = params.constraint
@@ -81,15 +94,25 @@ class ChatPrompt:
         after_thinking = Constraint(constraint.grammar, trigger=(think_end_id,), must_begin=True)
         return dataclasses.replace(params, structured_outputs=None, so_args=after_thinking)
 
-    def _grammar(self) -> Grammar | None:
-        """What the request asks of the whole answer, beside sampling parameters."""
+    @property
+    def _tools(self) -> list[dict[str, Any]]:
+        """The functions that may be called."""
         stated = self.conversion.inference_options.output_constraint
-        if self.demand is not None:
-            if self.conversion.conversation.response_format != "text":
-                raise RequestError("response_format is set and tool_choice demands a call; give one of them")
-            return self.demand.grammar("" if stated is None else stated.schema)
-        if stated is not None and stated.kind in ("json", "regex"):
-            return read_structured_outputs({"json_object": True} if not stated.schema else {stated.kind: stated.schema})
+        if stated is None or stated.kind != "tool_call":
+            return []
+        return [tool["function"] for tool in json.loads(stated.schema)]
+
+    @property
+    def _response_form(self) -> Form | None:
+        """What `response_format` or its like asks of the content."""
+        conversation = self.conversion.conversation
+        match conversation.response_format:
+            case "json_object":
+                return {"json_object": True}
+            case "json_schema":
+                return {"json": conversation.response_schema}
+            case "regex":
+                return {"regex": conversation.response_regex}
         return None
 
     def parser(self, stops: StopStrings | None = None) -> AnswerParser:
@@ -103,11 +126,11 @@ class ChatPrompt:
 class ChatEncoder:
     """Encodes conversations for one model folder; the tokenizer is read on first use.
 
-    default_thinking: for bodies that do not say whether to think.
+    default_thinking: for bodies that do not say whether to think. fetch: downloads images; None = URLs are refused.
     """
 
-    def __init__(self, tokenizer_file: Path, *, default_thinking: bool = True) -> None:
-        self._tokenizer_file = tokenizer_file
+    def __init__(self, tokenizer_file: Path, *, default_thinking: bool = True, fetch: Fetch | None = None) -> None:
+        self._tokenizer_file, self._fetch = tokenizer_file, fetch
         versions = {MODEL_NAME: recipe.ModelVersion.DeepseekV41Flash}
         options = recipe.ConversionOptions().with_model_versions_by_name(versions)
         self._options = options.with_default_thinking_mode(default_thinking)
@@ -125,9 +148,10 @@ class ChatEncoder:
     ) -> ChatPrompt:
         """Encode messages, tools and formats in the shape of the Chat Completions API.
 
-        messages: role system, user, assistant or tool; content a text or a list of parts; an
-            assistant may have `reasoning_content` and `tool_calls`, a tool has `tool_call_id`. A part is
-            {"type": "text", "text": ...}, {"type": "image_url", "image_url": {"url": a data URL}} or
+        messages: role system (or developer), user, assistant or tool; content a text or a list of parts;
+            an assistant may have `reasoning_content` (or `reasoning`) and `tool_calls`, a tool has
+            `tool_call_id`. A part is {"type": "text", "text": ...},
+            {"type": "image_url", "image_url": {"url": a data URL}} or
             {"type": "image", "image": a path, bytes, picture or data URL}; images may have a `detail`.
         effort: how much to think, "high" when not given.
         tools: as in {"type": "function", "function": {"name": ..., "parameters": {...}}}.
@@ -156,18 +180,28 @@ class ChatEncoder:
         return self._encode({name: value for name, value in body.items() if value is not None}, given=given)
 
     def encode_body(
-        self, body: Mapping[str, Any], protocol: Protocol = "chat", *, continue_final_message: bool = False
+        self,
+        body: Mapping[str, Any],
+        protocol: Protocol = "chat",
+        *,
+        continue_final_message: bool = False,
+        form: Form | None = None,
     ) -> ChatPrompt:
         """Encode the prompt fields of a body, whatever model it names; images come as data URLs only.
 
-        continue_final_message: as in `encode`; for chats only.
+        continue_final_message: as in `encode`; for chats only. form: as in `ChatPrompt`.
         Raises RequestError as `encode` does.
         """
         fields = {name: body[name] for name in PROMPT_FIELDS[protocol] if body.get(name) is not None}
         if protocol == "chat":
             messages = _checked(body.get("messages"))
             fields["messages"] = _continued(messages) if continue_final_message else messages
-        return self._encode(fields, protocol)
+        return dataclasses.replace(self._encode(fields, protocol), form=form)
+
+    def parser(self, is_thinking: bool) -> AnswerParser:
+        """A new parser for an answer that may hold calls of any tools."""
+        tools = [{"type": "function", "function": {"name": "any"}}]
+        return self.encode([{"role": "user", "content": ""}], tools=tools, thinking=is_thinking).parser()
 
     @cached_property
     def tokenizer(self) -> recipe.Tokenizer:
@@ -188,18 +222,38 @@ class ChatEncoder:
         if not any(message.image_sources for message in conversion.conversation.messages):
             return ()
         sources = self._encoding.render_conversation(conversion.conversation).image_sources
-        return tuple(_prompt_image(source, number, given) for number, source in enumerate(sources, 1))
+        names = [f"image {number} ({source.path.lstrip('.')})" for number, source in enumerate(sources, 1)]
+        pairs = [*zip(sources, names, strict=True)]
+        fetched = iter(self._fetched([(source.url or "", name) for source, name in pairs if source.data_url is None]))
+        return tuple(
+            PromptImage(next(fetched), name, source.detail)
+            if source.data_url is None
+            else given.get(source.data_url) or PromptImage(source.data_url, name, source.detail)
+            for source, name in pairs
+        )
+
+    def _fetched(self, images: Sequence[tuple[str, str]]) -> list[bytes]:
+        if not images:
+            return []
+        if self._fetch is None:
+            url, name = images[0]
+            raise RequestError(
+                f"{name} is at {shown(url)}; this engine downloads no images, give a data URL with its bytes"
+            )
+        return self._fetch(images)
 
     def _encode(
         self, body: dict[str, Any], protocol: Protocol = "chat", given: Mapping[str, PromptImage] | None = None
     ) -> ChatPrompt:
         try:
             named = {**body, "model": MODEL_NAME}
-            plain, demand = split_demand(named, protocol)
+            plain, choice = split_tool_choice(named, protocol)
             conversion = REQUESTS[protocol](plain).convert(self._options)
             images = self._images(conversion, given or {})
             answers = None if protocol == "chat" else ProtocolAnswers.of(protocol, named, conversion, self._options)
-            return ChatPrompt(self._encoding.encode(conversion.conversation), conversion, images, demand, answers)
+            return ChatPrompt(
+                self._encoding.encode(conversion.conversation), conversion, images, choice, answers=answers
+            )
         except recipe.ConversionError as error:
             raise RequestError(f"chat request refused: {error}") from None
         except UnicodeEncodeError:
@@ -222,7 +276,17 @@ def _checked(messages: object) -> list[dict[str, Any]]:
             raise RequestError(f"messages[{i}] is {message!r:.80}; it must have a role and content")
     if not messages:
         raise RequestError("messages is empty; give at least one message")
-    return [dict(message) for message in messages]
+    return [_plain(message) for message in messages]
+
+
+def _plain(message: Message) -> dict[str, Any]:
+    """A message in the words of the prompt format: `developer` is a system message, `reasoning` its older name."""
+    plain = dict(message)
+    if plain["role"] == "developer":
+        plain["role"] = "system"
+    if plain.get("reasoning_content") is None and plain.get("reasoning") is not None:
+        plain["reasoning_content"] = plain.pop("reasoning")
+    return plain
 
 
 def _continued(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -257,12 +321,3 @@ def _with_urls(messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], di
             message = {**message, "content": parts}
         replaced.append(message)
     return replaced, given
-
-
-def _prompt_image(source: recipe.ImageSource, number: int, given: Mapping[str, PromptImage]) -> PromptImage:
-    name = f"image {number} ({source.path.lstrip('.')})"
-    if source.data_url is None:
-        raise RequestError(
-            f"{name} is at {shown(source.url)}; this engine downloads no images, give a data URL with its bytes"
-        )
-    return given.get(source.data_url) or PromptImage(source.data_url, name, source.detail)

@@ -58,7 +58,10 @@ def multi_modal_images(data: object) -> list[PromptImage]:
             f"multi_modal_data is {shown(data)}; it must hold image_bytes, a list, and may hold image_sizes"
         )
     files, sizes = _listed(data["image_bytes"]), data.get("image_sizes")
-    sizes = [None] * len(files) if sizes is None else list(sizes)
+    try:
+        sizes = [None] * len(files) if sizes is None else list(sizes)
+    except TypeError:
+        raise RequestError(f"image_sizes is {shown(sizes)}; it must be a list of (width, height)") from None
     if len(sizes) != len(files):
         raise RequestError(
             f"multi_modal_data has {len(files)} image_bytes but {len(sizes)} image_sizes; give one size for each image"
@@ -71,12 +74,13 @@ def multi_modal_images(data: object) -> list[PromptImage]:
 
 
 def place_images(
-    token_ids: list[int], images: Sequence[PromptImage], preparer: ImagePreparer | None
+    token_ids: list[int], images: Sequence[PromptImage], preparer: ImagePreparer | None, max_tokens: int | None
 ) -> tuple[list[int], tuple[ImageSpan, ...]]:
     """The prompt with as many image tokens as each image takes, where it had one, and where the images are.
 
-    preparer: None = the model takes no images. Raises RequestError for an image that cannot be used, or if
-    there are not as many images as placeholders.
+    preparer: None = the model takes no images. max_tokens: of the prompt, None = any; images behind it are not read.
+    Raises RequestError for an image that cannot be used, for a prompt that becomes too long, or if there are
+    not as many images as placeholders.
     """
     if preparer is None:
         if images:
@@ -95,11 +99,17 @@ def place_images(
         )
     ids: list[int] = []
     spans: list[ImageSpan] = []
-    start = 0
+    start, num_tokens = 0, len(token_ids)
     for given in images:
         end = token_ids.index(token, start)
         ids += token_ids[start:end]
         image = preparer.prepare(given.source, given.name, given.detail, given.size)
+        num_tokens += image.num_tokens - 1
+        if max_tokens is not None and num_tokens > max_tokens:
+            raise RequestError(
+                f"prompt has {num_tokens} tokens with {given.name} but must have at most {max_tokens}; "
+                "give fewer or smaller images, shorten it or raise --max-model-len"
+            )
         spans.append(ImageSpan(len(ids), image))
         ids += [token] * image.num_tokens
         start = end + 1

@@ -16,7 +16,6 @@ from deepinfer.errors import RequestError, shown
 from deepinfer.frontend.bad_words import bad_word_ids
 from deepinfer.frontend.images import PromptImage, listed_images, multi_modal_images, place_images
 from deepinfer.frontend.tokenizer import NoTokenizer, Tokenizer
-from deepinfer.images.messages import ImageSpan
 from deepinfer.images.prepare import ImagePreparer
 from deepinfer.messages import GenerateRequest
 from deepinfer.sampling.params import MAX_GOLDEN_TOKENS, SamplingParams
@@ -74,7 +73,8 @@ class RequestBuilder:
             raise RequestError(f"params is a {type(params).__name__}; it must be SamplingParams")
         params.check_ids(self.vocab_size)
         prompt, own_images = _split_images(prompt)
-        token_ids, spans = self.placed(self._token_ids(prompt), own_images or images)
+        given, most = own_images or images, self.max_model_len - 1
+        token_ids, spans = place_images(self._token_ids(prompt), given, self.images, most)
         max_tokens = params.max_tokens
         if max_tokens is not None and lowers_max_tokens:
             max_tokens = min(max_tokens, max(1, self.max_model_len - len(token_ids)))
@@ -95,9 +95,9 @@ class RequestBuilder:
             images=spans,
         )
 
-    def placed(self, token_ids: list[int], images: Sequence[PromptImage]) -> tuple[list[int], tuple[ImageSpan, ...]]:
-        """A prompt as the model takes it, and where its images are in it. Raises RequestError."""
-        return place_images(token_ids, images, self.images)
+    def spelled_out(self, token_ids: list[int], images: Sequence[PromptImage]) -> list[int]:
+        """The tokens of a prompt as the model takes it, however many. Raises RequestError."""
+        return place_images(token_ids, images, self.images, max_tokens=None)[0]
 
     def _token_ids(self, prompt: Prompt) -> list[int]:
         name, prompt = _unwrap(prompt)

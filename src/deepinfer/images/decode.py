@@ -23,7 +23,7 @@ from deepinfer.images.containers import read_container
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 BACKGROUND = (253, 253, 253)  # that of deepseek-recipe
 MAX_SIDE = 8192  # pixels, as in deepseek-recipe
-MAX_SCANS = 100  # of a JPEG file; each costs a pass over all pixels, and files in use have about ten
+MAX_SCANS = 32  # of a JPEG file; each costs a pass over all pixels, and files in use have about ten
 DAMAGED = (
     OSError, ValueError, SyntaxError, EOFError, IndexError, KeyError, TypeError, OverflowError, struct.error,
 )  # fmt: skip

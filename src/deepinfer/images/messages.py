@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 Pixels = NDArray[np.uint8]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class ImageInput:
     """One image as the encoder takes it.
 

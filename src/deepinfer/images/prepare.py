@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from typing import Literal
+from weakref import WeakValueDictionary
 
 import numpy as np
 from PIL import Image
@@ -14,7 +15,7 @@ from deepinfer.errors import RequestError, shown
 from deepinfer.images.decode import ImageLimits, decode
 from deepinfer.images.geometry import ImageGeometry
 from deepinfer.images.messages import ImageInput
-from deepinfer.images.sources import ImageSource, image_bytes
+from deepinfer.images.sources import ImageSource, image_bytes, opened_picture
 
 Detail = Literal["low", "high", "original", "auto"]
 DETAILS = ("low", "high", "original", "auto")
@@ -32,9 +33,11 @@ class ImagePreparer:
         self.max_images = options.max_images
         self.limits = ImageLimits.of(options)
         self._decoders = threading.BoundedSemaphore(MAX_DECODERS)
+        self._alive: WeakValueDictionary[bytes, ImageInput] = WeakValueDictionary()
+        self._lock = threading.Lock()  # of `_alive`
 
     def prepare(self, source: ImageSource, name: str, detail: Detail = "high", size: object = None) -> ImageInput:
-        """Decode, scale and pad one image.
+        """Decode, scale and pad one image; what is the same as one that is still in use is that one.
 
         name: how errors call it. detail: "low" scales the longer side down to `LOW_DETAIL_SIDE` first; the
         others are one. size: (width, height) that the file must have; None = any.
@@ -43,19 +46,24 @@ class ImagePreparer:
         """
         if detail not in DETAILS:
             raise RequestError(f"detail of {name} is {shown(detail)}; it must be one of {', '.join(DETAILS)}")
-        data = image_bytes(source, name, self.limits)
+        given = source if isinstance(source, Image.Image) else image_bytes(source, name, self.limits)
         with self._decoders:
-            image = decode(data, name, self.limits)
+            if isinstance(given, Image.Image):
+                picture = opened_picture(given, name, self.limits)
+            else:
+                picture = decode(given, name, self.limits)
             if size is not None:
-                _check_size(image, size, name)
+                _check_size(picture, size, name)
             if detail == "low":
-                image = _at_low_detail(image)
-            pixels = np.array(fit(image, self.geometry))
+                picture = _at_low_detail(picture)
+            pixels = np.array(fit(picture, self.geometry))
         height, width = pixels.shape[:2]
         digest = hashlib.blake2b(f"{width}x{height}".encode(), digest_size=KEY_BYTES)
         digest.update(pixels.data)
         tokens, patches = self.geometry.num_tokens(width, height), self.geometry.num_patches(width, height)
-        return ImageInput(digest.digest(), pixels, tokens, patches)
+        image = ImageInput(digest.digest(), pixels, tokens, patches)
+        with self._lock:
+            return self._alive.setdefault(image.key, image)
 
 
 def fit(image: Image.Image, geometry: ImageGeometry) -> Image.Image:

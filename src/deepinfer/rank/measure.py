@@ -92,7 +92,7 @@ class Rank:
         assert bound.draft is not None
         self._runner = Runner(bound, builder, sampler, graphs=StepGraphs(bound, builder))
         head = DraftGraphs(bound.draft)
-        self._drafting = Speculation(head, builder, sampler, CheckAll(), num_requests, num_drafts)
+        self._drafting = Speculation(head, builder, sampler, CheckAll(), num_requests, num_drafts, ())
         self._runner.speculation = self._drafting
 
     def decode(self, num_requests: int, repeats: int) -> Case:

@@ -10,7 +10,7 @@ from pathlib import Path
 from deepinfer import log
 from deepinfer.backends.null.images import NullEncoder
 from deepinfer.backends.null.runner import NullModel, NullRunner
-from deepinfer.backends.select import choose_device, default_threads, load_ops
+from deepinfer.backends.select import captures_steps, choose_device, default_threads, load_ops
 from deepinfer.cache.groups import CacheLayout
 from deepinfer.cache.pools import CachePools
 from deepinfer.checkpoint import coverage
@@ -125,9 +125,7 @@ def build_runner(config: EngineConfig, folder: Path, eos_ids: Sequence[int] | No
         constraints = ConstrainedRows(grammars, num_slots, num_drafts)
     encoder = None if model.vision is None else ImageEncoder(model.vision, device)
     runner = Runner(bound, builder, sampler, constraints, clock=ops.clock, checker=ops.checker, encoder=encoder)
-    is_captured = "hopper" in ops.origin.values() and not (
-        options.enforce_eager or options.time_ops or options.check_ops
-    )
+    is_captured = captures_steps(options, ops)
     if is_captured:
         runner.graphs = StepGraphs(bound, builder)
     if num_drafts:
@@ -142,7 +140,7 @@ def build_runner(config: EngineConfig, folder: Path, eos_ids: Sequence[int] | No
             )
             policy = CheckWorthwhile(num_drafts, *step_costs(runner, head, num_slots, num_drafts, key))
         runner.speculation = Speculation(
-            head, builder, sampler, policy, num_slots, num_drafts, config.speculate.draft_acceptance
+            head, builder, sampler, policy, num_slots, num_drafts, eos_ids, config.speculate.draft_acceptance
         )
     step_tokens = _step_tokens(
         config.scheduler, CPU_STEP_TOKENS if device.type == "cpu" else STEP_TOKENS, model_config.images

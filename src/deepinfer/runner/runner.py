@@ -118,7 +118,8 @@ class Runner:
         if drafting is not None:
             if not plan.is_prefill.any():
                 drafting.observe_step(plan.num_tokens, time.monotonic() - forwarded.started)
-            drafting.propose(lines, token_ids[lines.offsets + np.maximum(num_tokens, 1) - 1])
+            newest = token_ids[lines.offsets + np.maximum(num_tokens, 1) - 1]
+            drafting.propose(lines, newest, self.constraints)
         prompt_logits, start = self._prompt_logits(plan, forwarded.hidden, lines.num_lines)
         result = StepResult(
             step=plan.step,

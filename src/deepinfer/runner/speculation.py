@@ -19,6 +19,7 @@ from deepinfer.runner.lines import Lines
 from deepinfer.sampling.before import Before
 from deepinfer.sampling.rejection import DRAFT_NOISE, Proposed
 from deepinfer.sampling.sampler import Sampler
+from deepinfer.speculate.calibration import Signs
 from deepinfer.speculate.policy import DraftPolicy
 from deepinfer.speculate.progress import SlotProgress
 from deepinfer.speculate.verify import count_tokens
@@ -52,16 +53,18 @@ class Speculation:
         policy: DraftPolicy,
         num_slots: int,
         num_drafts: int,
+        eos_ids: Sequence[int],
         acceptance: DraftAcceptance = "coupled",
     ) -> None:
         self.num_drafts = num_drafts
         self._head, self._builder, self._sampler, self._policy = head, builder, sampler, policy
         self.progress = SlotProgress(num_slots)
         self._tokens = np.zeros((num_slots + 1, num_drafts), dtype=np.int32)
-        self._confidence = np.zeros((num_slots + 1, num_drafts), dtype=np.float32)
+        self._signs = np.zeros((len(Signs._fields), num_slots + 1, num_drafts), dtype=np.float32)
         self._num_ready = np.zeros(num_slots + 1, dtype=np.int32)
         nothing = np.zeros(num_drafts, dtype=np.int64)
         self._counts = DraftCounts(nothing, nothing, nothing, 0, 0.0)
+        self._eos_ids, self._ignores_eos = list(eos_ids), np.zeros(num_slots + 1, dtype=np.bool_)
         self._is_coupled = acceptance == "coupled"
         self._drawn_from: Tensor | None = None  # with rejection: logits [num_slots + 1, drafts, vocab] of the drafts
         self._num_known = np.zeros(num_slots + 1, dtype=np.int32)
@@ -72,6 +75,7 @@ class Speculation:
         for setup in setups:
             self.progress.set_slot(setup)
             self._num_ready[setup.slot] = 0
+            self._ignores_eos[setup.slot] = setup.params.ignore_eos
             self._num_known[setup.slot] = len(setup.token_ids)
             self._main_starts[setup.slot] = 0
 
@@ -90,12 +94,15 @@ class Speculation:
     def resolve(self, plan: StepPlan, constraints: ConstrainedRows | None) -> StepPlan:
         """The plan as it runs: each decode row begins where it really is and checks what the policy chooses."""
         slots = plan.slots[~plan.is_prefill]
-        room = self.progress.room(plan)
-        room = np.where(room < 0, room, np.minimum(room, self._num_ready[slots]))
+        room, ready = self.progress.room(plan), self._num_ready[slots]
+        if not ready.any():
+            return self.progress.resolve(plan, np.minimum(room, 0))
+        room = np.where(room < 0, room, np.minimum(room, ready))
         if constraints is not None:
             room = constraints.limit_drafts(slots, self._tokens, room)
         num_other = plan.num_tokens - int(plan.counts[~plan.is_prefill].sum())
-        return self.progress.resolve(plan, self._policy.choose(self._confidence[slots], room, num_other))
+        signs, num_useful = Signs(*self._signs[:, slots]), self._count_to_end(slots)
+        return self.progress.resolve(plan, self._policy.choose(signs, room, num_useful, num_other))
 
     def before(self, lines: Lines) -> Before | None:
         """The drafts before each line; None when no row checks any."""
@@ -118,31 +125,31 @@ class Speculation:
 
     def verify(self, lines: Lines, token_ids: Int32, is_usable: Bool) -> Int32:
         """Tokens that each row keeps [rows], of those drawn [lines]; 0 for the padding rows."""
-        num_tokens = np.where(
-            lines.slots > 0, count_tokens(token_ids, is_usable, lines.counts, self._tokens[lines.slots]), 0
-        )
-        checked, accepted = lines.counts - 1, np.maximum(num_tokens - 1, 0)
-        rows = np.flatnonzero(checked)
-        if len(rows):
+        num_tokens = (lines.slots > 0).astype(np.int32)
+        if not lines.is_single:
+            num_tokens *= count_tokens(token_ids, is_usable, lines.counts, self._tokens[lines.slots])
+            checked, accepted = lines.counts - 1, np.minimum(num_tokens - 1, self._count_to_end(lines.slots)).clip(0)
+            rows = np.flatnonzero(checked)
             places = np.arange(self.num_drafts)
-            self._policy.observe(self._confidence[lines.slots[rows]], checked[rows], accepted[rows])
+            self._policy.observe(Signs(*self._signs[:, lines.slots[rows]]), checked[rows], accepted[rows])
             self._counts = dataclasses.replace(
                 self._counts,
                 checked=self._counts.checked + (places < checked[:, None]).sum(0),
                 accepted=self._counts.accepted + (places < accepted[:, None]).sum(0),
                 num_rows=self._counts.num_rows + len(rows),
+                calibration_error=self._policy.calibration_error,
             )
         self.progress.starts[lines.slots] = lines.firsts + num_tokens - 1
         self._num_ready[lines.slots] = 0
-        return num_tokens.astype(np.int32)
+        return num_tokens
 
     def observe_step(self, num_tokens: int, seconds: float) -> None:
         """A step of decode rows took so long up to here, drafting not included."""
         self._policy.observe_step(num_tokens, seconds)
 
-    def propose(self, lines: Lines, newest: Int32) -> None:
+    def propose(self, lines: Lines, newest: Int32, constraints: ConstrainedRows | None) -> None:
         """Draft what may follow each row's newest token [rows], and leave it where the next step reads tokens."""
-        policy, rows = self._policy, np.flatnonzero(lines.slots > 0)
+        policy, rows = self._policy, np.flatnonzero(self.progress.goes_on(lines.slots))
         if not len(rows) or not policy.wants_drafts(len(rows)):
             return
         started = time.monotonic()
@@ -153,20 +160,28 @@ class Speculation:
         x, logits = self._head.block(previous, batch)
         x, logits = x.unflatten(0, (len(rows), -1)), logits.unflatten(0, (len(rows), -1))
         tokens = previous.new_zeros(len(rows), self.num_drafts)
-        confidences = []
+        signs = []
         for place in range(self.num_drafts):
             row, confidence = self._head.next(logits[:, place], x[:, place], previous)
             before = Before(tokens, np.full(len(rows), place, dtype=np.int32)) if place else None
+            masks = None
+            if constraints is not None and constraints.has_any(slots):
+                masks = constraints.draft_masks(slots, tokens[:, :place].cpu().numpy())
             noise = 0 if self._is_coupled else DRAFT_NOISE
-            previous, drawn_from = self._sampler.propose(row, slots, starts + place + 1, before, noise=noise)
+            previous, drawn_from = self._sampler.propose(row, slots, starts + place + 1, before, masks, noise=noise)
             self._keep_logits(slots, place, drawn_from)
             tokens[:, place] = previous
-            confidences.append(confidence)
+            signs.append(torch.stack([confidence, drawn_from.amax(-1) - drawn_from.logsumexp(-1)]))
             self._builder.store(previous, slots, starts + place + 1)
         self._tokens[slots], self._num_ready[slots] = tokens.cpu().numpy(), self.num_drafts
-        self._confidence[slots] = torch.stack(confidences, dim=1).cpu().numpy()
+        self._signs[:, slots] = torch.stack(signs, dim=-1).cpu().numpy()
         self._counts = dataclasses.replace(self._counts, proposed=self._counts.proposed + len(rows))
         policy.observe_drafting(len(rows), time.monotonic() - started)
+
+    def _count_to_end(self, slots: Int32) -> Int32:
+        """Drafts [rows] up to and with the first that ends its answer; all of them where none does."""
+        is_end = np.isin(self._tokens[slots], self._eos_ids) & ~self._ignores_eos[slots][:, None]
+        return np.where(is_end.any(axis=1), is_end.argmax(axis=1) + 1, self.num_drafts).astype(np.int32)
 
     def _keep_logits(self, slots: Int32, place: int, logits: Tensor) -> None:
         """Rejection needs to know what drafts were drawn from."""
@@ -181,4 +196,4 @@ class Speculation:
 
     def counts(self) -> DraftCounts:
         """Counters so far."""
-        return dataclasses.replace(self._counts, calibration_error=self._policy.calibration_error)
+        return self._counts

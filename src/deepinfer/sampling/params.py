@@ -62,7 +62,9 @@ class SamplingParams:
     Raises RequestError for a value of the wrong type or out of range, naming it.
     """
 
-    max_tokens: int | None = parameter(checks.whole, None, "most tokens to generate; None = what fits", low=1)
+    max_tokens: int | None = parameter(
+        checks.whole, None, "most tokens to generate; None = what fits", low=1, names=("max_new_tokens",)
+    )
     temperature: float = parameter(checks.number, 1.0, "0 = greedy", low=0.0, high=100.0)
     top_k: int = parameter(checks.whole, 0, "keep the k most likely tokens; 0 or -1 = all", low=-1, high=MAX_COUNT)
     top_p: float = parameter(
@@ -177,8 +179,8 @@ class SamplingParams:
     def from_mapping(cls, values: Mapping[str, Any]) -> SamplingParams:
         """From API or JSON names. Unknown names are errors.
 
-        `seq_seed` is another name of `seed`, `top_logprobs` of `logprobs`; `logprobs` may also be
-        true or false, and then `top_logprobs` is the number.
+        `max_new_tokens` is another name of `max_tokens`, `seq_seed` of `seed`, `top_logprobs` of `logprobs`; `logprobs`
+        may also be true or false, and then `top_logprobs` is the number.
         """
         values = dict(values)
         if isinstance(values.get("logprobs"), bool):

@@ -106,15 +106,19 @@ class Sampler:
         slots: NDArray[np.int32],
         positions: NDArray[np.int32],
         before: Before | None,
+        masks: RowMasks | None = None,
         *,
         noise: int = 0,
     ) -> tuple[Tensor, Tensor]:
         """Draw drafts [rows] int64 as `sample` draws tokens; also gives what they were drawn from [rows, vocab].
 
+        masks: what grammars allow there; None = there are none.
         noise: which stream the draw takes; 0 = the one of `sample`, so that good drafts equal what it will draw.
         """
         params = self._slots.rows(slots, positions, logits.shape[1], before)
         processed = _run(self._changes, logits, params)
+        if masks is not None:
+            processed = exclude_masked(processed, masks)
         if params.is_random.any():
             processed = _run(FILTERS, processed, params)
             token_ids = self._draw(processed, params, noise)

@@ -19,8 +19,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from deepinfer.config.engine import ImageOptions
-from deepinfer.errors import QueueFullError, RequestError
+from deepinfer.errors import RequestError
 from deepinfer.images.messages import EncodePlan, EncodeResult, ImageInput, ImageSpan
+from deepinfer.images.room import PixelRoom
 from deepinfer.scheduler.queue import WaitingQueue
 from deepinfer.scheduler.request import Request
 
@@ -53,8 +54,7 @@ class ImageWork:
         self._holds: dict[str, list[bytes]] = {}  # of each request
         self._releases: deque[tuple[int, list[bytes]]] = deque()  # when the result of that step has come
         self._steps_done = 0
-        self._num_requests: dict[bytes, int] = {}  # that have the image, wherever they stand
-        self._pixel_bytes = 0  # of all these images
+        self._pixels = PixelRoom(options.image_queue_bytes)  # of all requests, wherever they stand
 
     # -- requests
 
@@ -84,22 +84,9 @@ class ImageWork:
                 f"request {name!r}: the embeddings of its images take {needed} bytes, but there is room for {limit}; "
                 "give fewer or smaller images or raise --image-cache-bytes"
             )
-        own, limit = sum(image.pixels.nbytes for image in distinct), self._options.image_queue_bytes
-        if own > limit:
-            raise RequestError(
-                f"request {name!r}: the pixels of its images take {own} bytes, but image_queue_bytes is {limit}; "
-                "give fewer or smaller images or raise --image-queue-bytes"
-            )
-        new = sum(image.pixels.nbytes for image in distinct if image.key not in self._num_requests)
-        if self._pixel_bytes + new > limit:
-            raise QueueFullError(
-                f"request {name!r} is refused: images of other requests take {self._pixel_bytes} bytes already and "
-                f"image_queue_bytes is {limit}; try again later or raise --image-queue-bytes"
-            )
+        self._pixels.check_room(request.images, f"request {name!r}")
         self._line.add(request)
-        self._pixel_bytes += new
-        for image in distinct:
-            self._num_requests[image.key] = self._num_requests.get(image.key, 0) + 1
+        request.images = self._pixels.take(request.images)
 
     def put_back(self, request: Request, step: int) -> None:
         """A preempted request needs its embeddings again; `step` is the last one planned."""
@@ -111,11 +98,7 @@ class ImageWork:
         self._line.remove(request.request_id)
         self._promised.pop(request.request_id, None)
         self.release(request, step)
-        for image in {span.image.key: span.image for span in request.images}.values():
-            self._num_requests[image.key] -= 1
-            if not self._num_requests[image.key]:
-                del self._num_requests[image.key]
-                self._pixel_bytes -= image.pixels.nbytes
+        self._pixels.give(request.images)
 
     def release(self, request: Request, step: int) -> None:
         """The request does not need its embeddings after this step, the last one planned."""
@@ -219,8 +202,7 @@ class ImageWork:
         """Assert that sums and holds agree; for tests and for the idle engine."""
         assert self._num_bytes == sum(embedding.num_bytes for embedding in self._embeddings.values())
         assert self._num_bytes <= self._options.image_cache_bytes, "more embeddings than there is room for"
-        assert 0 <= self._pixel_bytes <= self._options.image_queue_bytes, "more pixels than there is room for"
-        assert bool(self._num_requests) == (self._pixel_bytes > 0), "pixels are counted that nobody has"
+        self._pixels.check()
         holds = [key for keys in self._holds.values() for key in keys]
         holds += [key for _, keys in self._releases for key in keys]
         for key, embedding in self._embeddings.items():

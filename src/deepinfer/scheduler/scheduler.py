@@ -43,6 +43,7 @@ from deepinfer.messages import (
     Float32,
     GenerateRequest,
     Int32,
+    Int64,
     Logprobs,
     SlotSetup,
     StepOutput,
@@ -369,13 +370,16 @@ class Scheduler:
         is_current = state.serial[step.slots] == step.serials
         current = step.slots[is_current]
         state.take_row(current, step.counts[is_current], num_tokens[is_current])
-        if result.num_checked is not None:
-            self._count_drafts(current, result.num_checked[is_current], num_tokens[is_current])
         slots, is_wanted = np.repeat(step.slots, num_tokens), np.repeat(is_current, num_tokens)
         is_usable = result.is_finite if result.has_choice is None else result.is_finite & result.has_choice
         ends_answer = is_usable & state.ends_answer(slots, np.where(is_usable, result.token_ids, 0))
         is_wanted &= ~comes_after(ends_answer, num_tokens)
         is_kept = is_wanted & is_usable
+        if result.num_checked is not None:
+            rows = np.repeat(np.arange(len(step.slots)), num_tokens)
+            num_kept = np.bincount(rows[is_kept], minlength=len(step.slots))
+            num_accepted = np.minimum(num_kept, num_tokens - 1)  # the last that a row gives is no draft
+            self._count_drafts(current, result.num_checked[is_current], num_accepted[is_current])
         tokens, logprobs = result.token_ids, result.logprobs
         if not is_kept.all():
             tokens, logprobs = tokens[is_kept], None if logprobs is None else logprobs.lines(is_kept)
@@ -396,14 +400,14 @@ class Scheduler:
         request_ids: list[str] = self._names[slots].tolist()
         return request_ids
 
-    def _count_drafts(self, slots: Int32, num_checked: Int32, num_tokens: Int32) -> None:
+    def _count_drafts(self, slots: Int32, num_checked: Int32, num_accepted: Int64) -> None:
         rows = np.flatnonzero(num_checked)
-        for slot, checked, given in zip(
-            *(part[rows].tolist() for part in (slots, num_checked, num_tokens)), strict=True
+        for slot, checked, accepted in zip(
+            *(part[rows].tolist() for part in (slots, num_checked, num_accepted)), strict=True
         ):
             request = self._occupant(slot)
             request.num_checked_drafts += checked
-            request.num_accepted_drafts += given - 1
+            request.num_accepted_drafts += max(0, accepted)
 
     def _take_prompt_logits(self, step: InFlight, result: StepResult) -> list[tuple[str, int, Float32]]:
         """Logits of prompt positions that were not handed out before a preemption."""

@@ -42,7 +42,7 @@ ROUTES = (
 
 def build_app(service: Service, keys: tuple[str, ...]) -> Starlette:
     """The application around a service. keys: of clients; none = everybody may ask."""
-    middleware = [Middleware(Gate, keys=keys, metrics=service.metrics)]
+    middleware = [Middleware(Gate, keys=keys, metrics=service.metrics, traces=service.traces)]
     if service.options.allowed_origin:
         allowed = [*service.options.allowed_origin]
         cors = Middleware(CORSMiddleware, allow_origins=allowed, allow_methods=["GET", "POST"], allow_headers=["*"])
@@ -59,4 +59,9 @@ def build_app(service: Service, keys: tuple[str, ...]) -> Starlette:
 async def _raise_as_ours(request: Request, error: Exception) -> Response:
     """Starlette's own refusals (unknown path, wrong method) in the shape of the others."""
     assert isinstance(error, HTTPException)
-    raise ApiError(error.status_code, f"{request.method} {request.url.path[:256]}: {error.detail}", code="not_found")
+    message = f"{request.method} {request.url.path[:256]}: {error.detail}"
+    if error.status_code != 405:
+        raise ApiError(error.status_code, message, code="not_found")
+    path = getattr(request.scope.get("route"), "path", "")
+    allowed = ", ".join(sorted({method for method, one, _ in ROUTES if one == path}))
+    raise ApiError(405, message, code="method_not_allowed", headers={"allow": allowed})

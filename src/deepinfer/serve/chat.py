@@ -12,7 +12,6 @@ from starlette.responses import Response
 from deepinfer.errors import RequestError
 from deepinfer.frontend.chat import ChatPrompt
 from deepinfer.frontend.chat_stream import ChatStream
-from deepinfer.frontend.samples import split_samples
 from deepinfer.frontend.stops import StopStrings
 from deepinfer.sampling.params import SamplingParams
 from deepinfer.serve import fields
@@ -80,14 +79,9 @@ def _streams(service: Service, body: Mapping[str, Any]) -> tuple[ChatPrompt, lis
     prompt = encode(service, body)
     params, stops = content_stops(params, fields.switch(body, "stop_in_thinking", service.options.stop_in_thinking))
     params = prompt.constrained(params, service.tokenizer.think_end_id)
-    names = service.link.new_ids(params.n)
-    priority = body.get("priority") or 0
-    request = service.builder.build(
-        prompt.token_ids, params, request_id=names[0], priority=priority, images=prompt.images
-    )
     streams = [
         ChatStream(one, service.tokenizer, prompt.parser(stop_strings(stops, params)), sample=sample)
-        for sample, one in enumerate(split_samples(request, names))
+        for sample, one in enumerate(service.request(body, prompt.token_ids, params, images=prompt.images))
     ]
     return prompt, streams
 

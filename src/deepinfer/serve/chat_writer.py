@@ -84,7 +84,7 @@ class ChatWriter:
         """The usage, if it was asked for, and the end mark."""
         if not self._wants_usage:
             return DONE
-        tail = json.dumps({"choices": [], "usage": usage(self._streams, self._think_end)})
+        tail = json.dumps({"choices": [], "usage": self._usage()})
         return self._frame + tail[1:].encode() + b"\n\n" + DONE
 
     def whole(self) -> dict[str, Any]:
@@ -93,7 +93,12 @@ class ChatWriter:
         body = self._head | {"object": "chat.completion", "choices": choices}
         if self._wants_ids:
             body["prompt_token_ids"] = self._streams[0].request.token_ids.tolist()
-        return body | {"usage": usage(self._streams, self._think_end)}
+        return body | {"usage": self._usage()}
+
+    def _usage(self) -> dict[str, Any]:
+        think_end = self._think_end
+        num_reasoning = 0 if think_end is None else sum(one.num_tokens_before(think_end) for one in self._streams)
+        return usage(self._streams, num_reasoning)
 
     def _stop(self, value: OutputDelta | RequestOutput) -> str | int | None:
         """The stop string or token that the request named; None for the model's own end."""

@@ -14,7 +14,6 @@ from starlette.responses import Response
 from deepinfer.errors import RequestError, shown
 from deepinfer.frontend.images import data_url_images
 from deepinfer.frontend.outputs import OutputDelta, TokenLogprobs
-from deepinfer.frontend.samples import split_samples
 from deepinfer.frontend.stream import RequestStream
 from deepinfer.serve import fields
 from deepinfer.serve.chat_writer import DONE
@@ -49,7 +48,7 @@ def _streams(service: Service, body: Mapping[str, Any]) -> list[RequestStream]:
     if body.get("suffix") is not None:
         raise RequestError("suffix is set, but this model cannot fill in between two texts; leave it out")
     params = fields.sampling_params(body, service.defaults)
-    if body.get("max_tokens") is None and body.get("max_completion_tokens") is None:
+    if all(body.get(name) is None for name in fields.MAX_TOKENS):
         params = dataclasses.replace(params, max_tokens=max(DEFAULT_MAX_TOKENS, params.min_tokens))
     if body.get("best_of") not in (None, params.n):
         raise RequestError(f"best_of is {shown(body['best_of'])}; it must be n or left out")
@@ -67,12 +66,9 @@ def _streams(service: Service, body: Mapping[str, Any]) -> list[RequestStream]:
     service.check_count(len(prompts) * params.n)
     streams = []
     for number, prompt in enumerate(prompts):
-        names = service.link.new_ids(params.n)
-        priority = body.get("priority") or 0
-        request = service.builder.build(prompt, params, request_id=names[0], priority=priority, images=images)
         streams += [
             RequestStream(one, service.tokenizer, sample=number * params.n + sample)
-            for sample, one in enumerate(split_samples(request, names))
+            for sample, one in enumerate(service.request(body, prompt, params, images=images))
         ]
     return streams
 

@@ -17,12 +17,15 @@ GUIDED = {
     "guided_grammar": "grammar",
     "structural_tag": "structural_tag",
 }
+MAX_TOKENS = ("max_tokens", "max_completion_tokens", "max_new_tokens")  # names of one thing
 # Of this engine, in every protocol that generates.
-COMMON = frozenset({"model", "stream", "priority", "request_id", "return_token_ids", "stop_in_thinking", *GUIDED})
+COMMON = frozenset({
+    "model", "stream", "priority", "request_id", "cache_salt", "return_token_ids", "stop_in_thinking", *GUIDED,
+})  # fmt: skip
 # What clients send as a matter of course and what changes nothing here.
 HARMLESS = frozenset({
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
-    "cache_salt", "verbosity", "modalities", "add_generation_prompt", "include_reasoning", "separate_reasoning",
+    "verbosity", "modalities", "add_generation_prompt", "include_reasoning", "separate_reasoning",
     "skip_special_tokens", "spaces_between_special_tokens", "parallel_tool_calls", "add_special_tokens",
 })  # fmt: skip
 

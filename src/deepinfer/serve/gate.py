@@ -8,7 +8,7 @@ import re
 import secrets
 import time
 from collections.abc import MutableMapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
@@ -17,6 +17,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from deepinfer import log
 from deepinfer.serve.errors import ApiError, ClientLeft, Dialect, as_api_error
 from deepinfer.serve.metrics import Metrics
+
+if TYPE_CHECKING:
+    from deepinfer.serve.traces import Traces
 
 logger = log.get(__name__)
 
@@ -28,10 +31,11 @@ class Gate:
     """ASGI middleware around the routes.
 
     keys: of which a client must send one; none = everybody may ask. They are kept as digests.
+    traces: None = nobody wants them.
     """
 
-    def __init__(self, app: ASGIApp, *, keys: tuple[str, ...], metrics: Metrics) -> None:
-        self._app, self._metrics = app, metrics
+    def __init__(self, app: ASGIApp, *, keys: tuple[str, ...], metrics: Metrics, traces: Traces | None = None) -> None:
+        self._app, self._metrics, self._traces = app, metrics, traces
         self._digests = [_digest(key) for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -44,6 +48,7 @@ class Gate:
         state: dict[str, Any] = scope.setdefault("state", {})
         state.update(request_id=request_id, notes={})
         started, status = time.monotonic(), 0
+        span = self._traces.begin(headers) if self._traces is not None and scope["method"] == "POST" else None
 
         async def answer(message: Message) -> None:
             nonlocal status
@@ -68,6 +73,10 @@ class Gate:
                 body = told.body(dialect_of(scope["path"], headers))
                 await JSONResponse(body, told.status, told.headers)(scope, receive, answer)
         finally:
+            path = getattr(scope.get("route"), "path", "unknown")
+            self._metrics.answered(path, status)
+            if self._traces is not None and span is not None:
+                self._traces.end(span, path, status, request_id)
             self._note(scope, status, time.monotonic() - started, state)
 
     def _caller(self, path: str, headers: Headers) -> str:
@@ -86,8 +95,6 @@ class Gate:
         return f"key-{matches.index(True)}"
 
     def _note(self, scope: MutableMapping[str, Any], status: int, seconds: float, state: dict[str, Any]) -> None:
-        route = scope.get("route")
-        self._metrics.answered(getattr(route, "path", "unknown"), status)
         fields = {
             "request_id": state["request_id"], "method": scope["method"], "path": _printable(scope["path"]),
             "status": status, "seconds": round(seconds, 3), **state["notes"],

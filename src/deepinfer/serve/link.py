@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from deepinfer import log
 from deepinfer.engine.stats import EngineStats
@@ -17,9 +18,15 @@ from deepinfer.frontend.images import placeholders
 from deepinfer.frontend.known_answers import KnownAnswers
 from deepinfer.frontend.outputs import OutputDelta
 from deepinfer.frontend.stream import RequestStream
+from deepinfer.images.room import PixelRoom
 from deepinfer.messages import Finished, FinishReason, StepOutput
 from deepinfer.serve.errors import ApiError
 from deepinfer.serve.metrics import Metrics
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+
+    from deepinfer.serve.traces import Traces
 
 logger = log.get(__name__)
 
@@ -29,8 +36,10 @@ ENGINE_NAME = re.compile(r"^request '[^']*'")  # means nothing to a client
 class Exchange:
     """The answers to one HTTP request, as long as they are in the engine. Always `close` it.
 
-    known_as: names under which `/abort` finds it.
+    known_as: names under which `/abort` finds it, the last one with the answer's id. trace: of its HTTP request.
     """
+
+    trace: Context | None = None
 
     def __init__(self, link: Link, streams: Sequence[RequestStream], known_as: tuple[str, ...]) -> None:
         self.streams, self.known_as = streams, known_as
@@ -94,12 +103,21 @@ class Link:
     """Passes requests down and outputs up, whatever process the engine is in.
 
     known: gets the answers that ended by themselves. capacity: requests that may be in the engine, running and waiting.
+    pixels: of the images that these requests hold here.
     limits: what the engine said of itself when it was last ready.
-    stats: the engine's counters after its last step.
+    stats: the engine's counters after its last step. traces: None = nobody wants them.
     """
 
-    def __init__(self, metrics: Metrics, known: KnownAnswers, capacity: int) -> None:
+    def __init__(
+        self,
+        metrics: Metrics,
+        known: KnownAnswers,
+        capacity: int,
+        pixels: PixelRoom,
+        traces: Traces | None = None,
+    ) -> None:
         self._metrics, self._known, self._capacity = metrics, known, capacity
+        self._pixels, self._traces = pixels, traces
         self.limits: Ready | None = None
         self.stats: EngineStats | None = None
         self._send: Callable[[Command], None] | None = None  # None while there is no engine
@@ -128,25 +146,30 @@ class Link:
     def detach(self, cause: str) -> None:
         """The engine is gone: every waiting client gets an error."""
         self._send = self.stats = None
-        exchanges = {entry.exchange for entry in self._entries.values()}
-        self._entries.clear()
-        for exchange in exchanges:
-            exchange.fail(EngineDeadError(cause))
+        for request_id in list(self._entries):
+            entry = self._pop(request_id)
+            if entry is not None:
+                self._is_over(entry, "error", None)
+                entry.exchange.fail(EngineDeadError(cause))
 
     def open(self, streams: Sequence[RequestStream], known_as: tuple[str, ...] = ()) -> Exchange:
         """Queue the answers to one HTTP request.
 
-        Raises QueueFullError, or EngineDeadError while there is no engine.
+        Raises QueueFullError, RequestError for images that never fit, or EngineDeadError while there is no engine.
         """
         if self._send is None:
             raise EngineDeadError("the engine is not running")
         if len(self._entries) + len(streams) > self._capacity:
             raise QueueFullError(f"{len(self._entries)} requests are in the engine already; try again later")
+        self._pixels.check_room([span for stream in streams for span in stream.request.images], "the request")
         exchange = Exchange(self, streams, known_as)
+        if self._traces is not None:
+            exchange.trace = self._traces.current()
         for name in known_as:
             self._exchanges.setdefault(name, set()).add(exchange)
         for stream in streams:
             self._entries[stream.request.request_id] = _Entry(stream, exchange)
+            self._pixels.take(stream.request.images)
             self._send(Submit(stream.request))
         return exchange
 
@@ -159,8 +182,8 @@ class Link:
                 self._exchanges.pop(name, None)
         for stream in exchange.streams:
             request_id = stream.request.request_id
-            if self._entries.pop(request_id, None) is not None:
-                self._metrics.finished("abort", stream.request, None)
+            if (entry := self._pop(request_id)) is not None:
+                self._is_over(entry, "abort", None)
                 self._finish(request_id, "abort")
 
     def abort(self, name: str) -> bool:
@@ -173,10 +196,10 @@ class Link:
     def take(self, report: Steps | Refused) -> None:
         """What the engine reports."""
         if isinstance(report, Refused):
-            entry = self._entries.pop(report.request_id, None)
+            entry = self._pop(report.request_id)
             if entry is not None:
                 kind = QueueFullError if report.is_queue_full else RequestError
-                self._metrics.finished("error", entry.stream.request, None)
+                self._is_over(entry, "error", None)
                 entry.exchange.fail(kind(report.error))
             return
         self.stats = report.stats
@@ -208,14 +231,15 @@ class Link:
             entry.exchange.news.set()
 
     def _take_end(self, ended: Finished) -> None:
-        entry = self._entries.pop(ended.request_id, None)
+        entry = self._pop(ended.request_id)
         if entry is None:
             return
         entry.stream.finish(ended)
         if ended.reason == "stop":
             request = entry.stream.request
-            self._known.add(placeholders(request.token_ids, request.images), entry.stream.token_ids)
-        self._metrics.finished(entry.stream.finish_reason or ended.reason, entry.stream.request, ended)
+            prompt = placeholders(request.token_ids, request.images)
+            self._known.add(prompt, entry.stream.token_ids, request.cache_salt)
+        self._is_over(entry, entry.stream.finish_reason or ended.reason, ended)
         exchange = entry.exchange
         exchange.num_open -= 1
         refusal = entry.stream.refusal
@@ -225,6 +249,20 @@ class Link:
             exchange.fail(_broken(ended.error or ""))
         else:
             exchange.news.set()
+
+    def _pop(self, request_id: str) -> _Entry | None:
+        entry = self._entries.pop(request_id, None)
+        if entry is not None:
+            self._pixels.give(entry.stream.request.images)
+        return entry
+
+    def _is_over(self, entry: _Entry, reason: str, ended: Finished | None) -> None:
+        """Count an answer. ended: None = its client left, or the engine did not have it to its end."""
+        stream, exchange = entry.stream, entry.exchange
+        self._metrics.finished(reason, stream.request, ended)
+        if self._traces is not None and exchange.trace is not None:
+            name = exchange.known_as[-1].partition("/")[2] if exchange.known_as else stream.request.request_id
+            self._traces.answer(exchange.trace, name, stream, reason, ended)
 
     def _finish(self, request_id: str, reason: FinishReason) -> None:
         if self._send is not None:

@@ -41,14 +41,12 @@ async def count_tokens(request: Request) -> Response:
 
 def _count(service: Service, body: Mapping[str, Any]) -> int:
     prompt = service.encode(_with_effort(body, service), "messages")
-    return len(service.builder.placed(prompt.token_ids, prompt.images)[0])
+    return len(service.builder.spelled_out(prompt.token_ids, prompt.images))
 
 
 def _stream(service: Service, body: Mapping[str, Any], answer_id: str) -> ProtocolStream:
-    params = fields.sampling_params(
-        body, service.defaults, leave_out=NOT_HERE, stop=body.get("stop_sequences"), structured_outputs=_format(body)
-    )
-    prompt = service.encode(_with_effort(body, service), "messages")
+    params = fields.sampling_params(body, service.defaults, leave_out=NOT_HERE, stop=body.get("stop_sequences"))
+    prompt = service.encode(_with_effort(body, service), "messages", form=_form(body))
     return protocol_stream(service, body, prompt, params, answer_id, lowers_max_tokens=True)
 
 
@@ -60,8 +58,8 @@ def _with_effort(body: Mapping[str, Any], service: Service) -> dict[str, Any]:
     return {**body, "output_config": {**stated, "effort": service.options.default_effort}}
 
 
-def _format(body: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The grammar of `output_config.format`, or of its older name `output_format`."""
+def _form(body: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The form of `output_config.format`, or of its older name `output_format`."""
     stated = fields.mapping(body, "output_config").get("format", body.get("output_format"))
     if stated is None:
         return None

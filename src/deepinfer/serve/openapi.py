@@ -19,16 +19,19 @@ MESSAGES = {"type": "array", "minItems": 1, "items": {
     "type": "object", "required": ["role"], "properties": {"role": TEXT, "content": {}}}}  # fmt: skip
 PROMPT = {"anyOf": [TEXT, {"type": "array", "items": {"anyOf": [TEXT, {"type": "integer"}, {"type": "array"}]}}]}
 IMAGES = {"type": "array", "items": TEXT, "description": "data URLs, one for each image token of the prompt"}
+EVERYWHERE = {"priority": {"type": "integer"}, "request_id": TEXT, "cache_salt": TEXT}
 IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}}
-CHAT = {"messages": MESSAGES, "tools": {"type": "array", "items": OBJECT}, "tool_choice": {}, "thinking": OBJECT,
-        "reasoning_effort": TEXT, "response_format": OBJECT, "stream": SWITCH, "stream_options": OBJECT,
-        "continue_final_message": SWITCH, "chat_template_kwargs": OBJECT}  # fmt: skip
+CHAT = {"messages": MESSAGES, "tools": {"type": "array", "items": OBJECT}, "tool_choice": {},
+        "parallel_tool_calls": SWITCH, "thinking": OBJECT, "reasoning_effort": TEXT, "response_format": OBJECT,
+        "stream": SWITCH, "stream_options": OBJECT, "continue_final_message": SWITCH,
+        "chat_template_kwargs": OBJECT, "return_token_ids": SWITCH}  # fmt: skip
 # Path: what it does, its own fields, the required ones, and whether sampling parameters belong to it.
 BODIES: dict[str, tuple[str, dict[str, Any], list[str], bool]] = {
     "/v1/chat/completions": ("Answer a conversation (OpenAI)", CHAT, ["messages"], True),
     "/v1/completions": (
         "Go on from texts or token ids (OpenAI)",
-        {"prompt": PROMPT, "images": IMAGES, "echo": SWITCH, "stream": SWITCH}, ["prompt"], True,
+        {"prompt": PROMPT, "images": IMAGES, "echo": SWITCH, "stream": SWITCH, "return_token_ids": SWITCH},
+        ["prompt"], True,
     ),
     "/v1/messages": (
         "Answer a conversation (Anthropic)",
@@ -87,9 +90,14 @@ def describe() -> dict[str, Any]:
 
 def _post(summary: str, own: dict[str, Any], required: list[str], is_sampled: bool) -> dict[str, Any]:
     sampling = {option.name: _schema(option) for option in fields.read_options(SamplingParams)} if is_sampled else {}
-    body = {"type": "object", "properties": {"model": TEXT} | sampling | own, "required": required}
+    own = EVERYWHERE | own if is_sampled else own
+    body = {
+        "type": "object",
+        "properties": {"model": {"type": ["string", "null"]}} | sampling | own,
+        "required": required,
+    }
     content = {"application/json": {"schema": body}}
-    streams = {"text/event-stream": {"schema": TEXT}} if "stream" in own else {}
+    streams: dict[str, Any] = {"text/event-stream": {}} if "stream" in own else {}
     return _operation(summary, streams) | {"requestBody": {"required": True, "content": content}}
 
 

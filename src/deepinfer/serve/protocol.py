@@ -33,12 +33,7 @@ def protocol_stream(
     assert prompt.answers is not None, "a prompt of one of these protocols"
     stops = params.stop
     params = prompt.constrained(dataclasses.replace(params, stop=()), service.tokenizer.think_end_id)
-    (name,) = service.link.new_ids(1)
-    priority = body.get("priority") or 0
-    made = service.builder.build(
-        prompt.token_ids, params, request_id=name, priority=priority, images=prompt.images,
-        lowers_max_tokens=lowers_max_tokens,
-    )  # fmt: skip
+    (made,) = service.request(body, prompt.token_ids, params, images=prompt.images, lowers_max_tokens=lowers_max_tokens)
     model = fields.text(body, "model") or service.names[0]
     processor = prompt.answers.processor(answer_id, model, service.chats.tokenizer, stops)
     return ProtocolStream(made, service.tokenizer, prompt.answers, processor, answer_id, model, int(time.time()))

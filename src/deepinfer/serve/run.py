@@ -8,6 +8,7 @@ import socket
 import time
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import uvicorn
 
@@ -21,11 +22,16 @@ from deepinfer.frontend.chat import ChatEncoder
 from deepinfer.frontend.defaults import default_params
 from deepinfer.frontend.known_answers import KnownAnswers
 from deepinfer.frontend.tokenizer import NoTokenizer, Tokenizer
+from deepinfer.images.room import PixelRoom
 from deepinfer.serve.app import build_app
+from deepinfer.serve.image_fetch import ImageFetcher
 from deepinfer.serve.link import Link
 from deepinfer.serve.metrics import Metrics
 from deepinfer.serve.service import Service
 from deepinfer.serve.supervisor import Supervisor
+
+if TYPE_CHECKING:
+    from deepinfer.serve.traces import Traces
 
 logger = log.get(__name__)
 
@@ -55,14 +61,19 @@ def build_service(config: EngineConfig, options: ServeOptions, *, log_level: str
     tokenizer = NoTokenizer() if is_dummy else Tokenizer(folder)
     names = options.served_model_name or (_name(config, folder),)
     metrics = Metrics(names[0])
-    known = KnownAnswers(tokenizer)
-    link = Link(metrics, known, config.scheduler.max_num_requests + config.scheduler.max_queue)
+    domains = frozenset(options.allowed_image_domain)
+    fetch = ImageFetcher(domains, config.images.max_image_bytes) if domains else None
+    chats = ChatEncoder(folder / "tokenizer.json", default_thinking=options.default_thinking, fetch=fetch)
+    known = KnownAnswers(tokenizer, chats.parser)
+    traces = _traces(options.otlp_traces_endpoint, names[0])
+    capacity = config.scheduler.max_num_requests + config.scheduler.max_queue
+    link = Link(metrics, known, capacity, PixelRoom(config.images.image_queue_bytes), traces)
     start = Start(config, folder, tuple(tokenizer.eos_ids) or None, log_level, options.log_json)
     return Service(
         options=options,
         names=names,
         tokenizer=tokenizer,
-        chats=ChatEncoder(folder / "tokenizer.json", default_thinking=options.default_thinking),
+        chats=chats,
         known=known,
         defaults=default_params(folder),
         link=link,
@@ -70,7 +81,18 @@ def build_service(config: EngineConfig, options: ServeOptions, *, log_level: str
         metrics=metrics,
         started=int(time.time()),
         image_options=config.images,
+        traces=traces,
     )
+
+
+def _traces(endpoint: str | None, model: str) -> Traces | None:
+    if endpoint is None:
+        return None
+    try:
+        from deepinfer.serve.traces import Traces
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"traces need the package {error.name}; pip install 'deepinfer[trace]'") from None
+    return Traces(endpoint, model)
 
 
 def read_keys(options: ServeOptions) -> tuple[str, ...]:
@@ -103,7 +125,7 @@ async def _serve(service: Service, keys: tuple[str, ...]) -> int:
         if not keys and host not in ("127.0.0.1", "::1"):
             logger.warning("everybody who reaches %s may ask; give an api_key to change that", host)
         await server.serve(sockets=[listener])
-        await service.supervisor.close()
+        await service.close()
     return 0
 
 

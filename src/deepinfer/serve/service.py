@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.requests import Request
 
@@ -17,12 +17,15 @@ from deepinfer.config.serve import ServeOptions
 from deepinfer.engine.wire import Ready
 from deepinfer.errors import EngineDeadError, RequestError, shown
 from deepinfer.frontend.chat import ChatEncoder, ChatPrompt
+from deepinfer.frontend.images import PromptImage
 from deepinfer.frontend.known_answers import KnownAnswers
-from deepinfer.frontend.prompt import RequestBuilder
+from deepinfer.frontend.prompt import Prompt, RequestBuilder
 from deepinfer.frontend.request_ids import MAX_ID_CHARACTERS
+from deepinfer.frontend.samples import split_samples
 from deepinfer.frontend.tokenizer import NoTokenizer, Tokenizer
 from deepinfer.frontend.tool_choice import Protocol
 from deepinfer.images.prepare import ImagePreparer
+from deepinfer.messages import GenerateRequest
 from deepinfer.sampling.params import SamplingParams
 from deepinfer.serve import body as bodies
 from deepinfer.serve import fields
@@ -33,9 +36,14 @@ from deepinfer.serve.metrics import Metrics
 from deepinfer.serve.response_store import ResponseStore
 from deepinfer.serve.supervisor import Supervisor
 
+if TYPE_CHECKING:
+    from deepinfer.serve.traces import Traces
+
 logger = log.get(__name__)
 
 Made = TypeVar("Made")
+
+MAX_SALT_CHARACTERS = 1024
 
 
 @dataclass
@@ -44,6 +52,7 @@ class Service:
 
     names: that requests may use for the model. known: earlier answers, token for token.
     defaults: sampling parameters that the model recommends. started: seconds since 1970.
+    traces: None = nobody wants them.
     """
 
     options: ServeOptions
@@ -57,6 +66,7 @@ class Service:
     metrics: Metrics
     started: int
     image_options: ImageOptions
+    traces: Traces | None = None
     is_draining: bool = False
     budget: bodies.Budget = field(default_factory=lambda: bodies.Budget(bodies.MAX_TOTAL_BYTES))
     responses: ResponseStore = field(default_factory=ResponseStore)
@@ -77,7 +87,24 @@ class Service:
     def encode(self, body: Mapping[str, Any], protocol: Protocol, **options: Any) -> ChatPrompt:
         """The prompt of a conversation; earlier answers in it have the tokens that they were made of."""
         prompt = self.chats.encode_body(body, protocol, **options)
-        return dataclasses.replace(prompt, token_ids=self.known.restored(prompt.token_ids))
+        return dataclasses.replace(prompt, token_ids=self.known.restored(prompt.token_ids, _salt(body)))
+
+    def request(
+        self,
+        body: Mapping[str, Any],
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        images: Sequence[PromptImage] = (),
+        lowers_max_tokens: bool = False,
+    ) -> list[GenerateRequest]:
+        """The requests for all answers to a prompt, with the body's priority and salt. Raises RequestError."""
+        names = self.link.new_ids(params.n)
+        made = self.builder.build(
+            prompt, params, request_id=names[0], priority=body.get("priority") or 0, images=images,
+            lowers_max_tokens=lowers_max_tokens,
+        )  # fmt: skip
+        return split_samples(dataclasses.replace(made, cache_salt=_salt(body)), names)
 
     async def read(self, request: Request) -> tuple[dict[str, Any], bool]:
         """The body of a request, and whether it is big. Raises ApiError."""
@@ -121,6 +148,19 @@ class Service:
                 "(--max-choices)"
             )
 
+    async def close(self) -> None:
+        """End the engine after the step in flight, and send the last traces."""
+        await self.supervisor.close()
+        if self.traces is not None:
+            await asyncio.to_thread(self.traces.close)
+
     def answer(self, exchange: Exchange, writer: Writer, *, is_stream: bool) -> AnswerResponse:
         """The response that waits for the engine."""
         return AnswerResponse(exchange, writer, is_stream=is_stream, seconds=self.options.request_seconds)
+
+
+def _salt(body: Mapping[str, Any]) -> str:
+    salt = fields.text(body, "cache_salt") or ""
+    if len(salt) > MAX_SALT_CHARACTERS:
+        raise RequestError(f"cache_salt has {len(salt)} characters; it must have at most {MAX_SALT_CHARACTERS}")
+    return salt

@@ -12,7 +12,6 @@ from starlette.responses import JSONResponse, Response
 from deepinfer.errors import RequestError, shown
 from deepinfer.frontend.images import data_url_images
 from deepinfer.frontend.outputs import OutputDelta
-from deepinfer.frontend.samples import split_samples
 from deepinfer.frontend.stream import RequestStream
 from deepinfer.serve import chat, fields
 from deepinfer.serve.chat_writer import DONE
@@ -43,12 +42,12 @@ async def tokenize(request: Request) -> Response:
 
 def _ids(service: Service, body: Mapping[str, Any]) -> list[int]:
     if body.get("messages") is not None:
-        prompt = chat.encode(service, body)
-        return service.builder.placed(prompt.token_ids, prompt.images)[0]
-    prompt = fields.text(body, "prompt")
-    if prompt is None:
+        chatted = chat.encode(service, body)
+        return service.builder.spelled_out(chatted.token_ids, chatted.images)
+    text = fields.text(body, "prompt")
+    if text is None:
         raise RequestError("prompt is missing; give a text as prompt, or a conversation as messages")
-    return service.tokenizer.encode(prompt)
+    return service.tokenizer.encode(text)
 
 
 async def detokenize(request: Request) -> Response:
@@ -83,15 +82,9 @@ def _streams(service: Service, body: Mapping[str, Any], answer_id: str) -> list[
     ((name, prompt),) = given.items()
     params = fields.sampling_params(body, service.defaults, **fields.mapping(body, "sampling_params"))
     service.check_count(params.n)
-    names = service.link.new_ids(params.n)
     images = data_url_images(body.get("images"))
-    made = service.builder.build(
-        {PROMPT_NAMES[name]: prompt}, params, request_id=names[0], priority=body.get("priority") or 0, images=images
-    )
-    return [
-        RequestStream(one, service.tokenizer, sample=sample, asked_as=answer_id)
-        for sample, one in enumerate(split_samples(made, names))
-    ]
+    made = service.request(body, {PROMPT_NAMES[name]: prompt}, params, images=images)
+    return [RequestStream(one, service.tokenizer, sample=sample, asked_as=answer_id) for sample, one in enumerate(made)]
 
 
 class GenerateWriter:
@@ -120,6 +113,7 @@ async def abort(request: Request) -> Response:
     """End the caller's requests of that id: an answer's id, or the X-Request-Id that a request came with."""
     service: Service = request.app.state.service
     body, _ = await service.read(request)
+    service.check(body, (), request)
     name = fields.text(body, "request_id")
     if name is None:
         raise RequestError("request_id is missing; give the id of the answer to end")

@@ -8,10 +8,10 @@ from typing import Any
 from deepinfer.frontend.stream import RequestStream
 
 
-def usage(streams: Sequence[RequestStream], think_end_id: int | None = None) -> dict[str, Any]:
+def usage(streams: Sequence[RequestStream], num_reasoning: int | None = None) -> dict[str, Any]:
     """The `usage` of OpenAI's APIs. The answers to one prompt count it once.
 
-    think_end_id: the token that ends thinking, where the answers begin with it; None where they do not.
+    num_reasoning: tokens of thinking in all answers; None where nobody tells them apart.
     """
     prompts = {id(stream.request.token_ids): stream for stream in streams}.values()  # its answers share the array
     num_prompt = sum(len(stream.request.token_ids) for stream in prompts)
@@ -22,7 +22,6 @@ def usage(streams: Sequence[RequestStream], think_end_id: int | None = None) -> 
         "total_tokens": num_prompt + num_answer,
         "prompt_tokens_details": {"cached_tokens": sum(stream.num_cached_tokens for stream in prompts)},
     }
-    if think_end_id is not None:
-        reasoning = sum(stream.num_tokens_before(think_end_id) for stream in streams)
-        result["completion_tokens_details"] = {"reasoning_tokens": reasoning}
+    if num_reasoning is not None:
+        result["completion_tokens_details"] = {"reasoning_tokens": num_reasoning}
     return result

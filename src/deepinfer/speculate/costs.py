@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 Float64 = NDArray[np.float64]
 RATE = 0.1  # share of an error that one step corrects
 MOST_ERROR = 1.0  # a step may take this many times longer than expected before it counts as disturbed
+LEAST_KEPT = 0.5  # share of a time that one correction leaves
 FAR = 1000  # the last slope goes on to this many times the largest measured count
 
 
@@ -40,7 +41,7 @@ class StepCosts:
         share = min(max((num_tokens - counts[place]) / (counts[place + 1] - counts[place]), 0.0), 1.0)
         expected = (1 - share) * times[place] + share * times[place + 1]
         step = RATE * min(seconds - expected, MOST_ERROR * expected) / ((1 - share) ** 2 + share**2)
-        lower = max(times[place] + step * (1 - share), 0.0)
-        upper = max(times[place + 1] + step * share, lower)
+        lower = max(times[place] + step * (1 - share), LEAST_KEPT * times[place])
+        upper = max(times[place + 1] + step * share, LEAST_KEPT * times[place + 1], lower)
         below, above = times[:place], times[place + 2 :]
         self.times = [*(min(time, lower) for time in below), lower, upper, *(max(time, upper) for time in above)]

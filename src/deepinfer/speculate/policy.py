@@ -5,26 +5,25 @@ from __future__ import annotations
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from deepinfer.messages import Int32
-from deepinfer.speculate.calibration import Calibration, Float64
+from deepinfer.speculate.calibration import Calibration, Float64, Signs
 from deepinfer.speculate.costs import StepCosts
 
-Confidence = NDArray[np.float32]
-PROBE_STEPS = 256  # plain steps after which drafts are tried again, to see whether texts or times have changed
+PROBE_STEPS = 1024  # plain steps after which drafts are tried again, to see whether texts or times have changed
 FEED_STEPS = 16  # steps before that from which on the draft head reads along again
 MARGIN = 1.03  # by so much drafts must be expected to be faster
 MEAN_RATE = 0.05  # share of one step in the mean survival of drafts
 
 
 class DraftPolicy(Protocol):
-    """Decides on the device's side of a step, where accepted counts and confidences are known."""
+    """Decides on the device's side of a step, where accepted counts and signs are known."""
 
-    def choose(self, confidence: Confidence, room: Int32, num_other: int) -> Int32:
+    def choose(self, signs: Signs, room: Int32, num_useful: Int32, num_other: int) -> Int32:
         """Drafts to check [rows], at most room [rows]; -1 stays -1.
 
-        confidence: [rows, drafts] raw. num_other: tokens of the step besides these rows'.
+        signs: of all drafts of these rows. num_useful: drafts [rows] up to one that ends the answer, which
+        makes those behind it worthless. num_other: tokens of the step besides these rows'.
         """
         ...
 
@@ -37,7 +36,7 @@ class DraftPolicy(Protocol):
         """Whether decode steps leave the draft head what it reads of them, which takes time of its own."""
         ...
 
-    def observe(self, confidence: Confidence, num_checked: Int32, num_accepted: Int32) -> None:
+    def observe(self, signs: Signs, num_checked: Int32, num_accepted: Int32) -> None:
         """What became of the drafts of a step's rows."""
         ...
 
@@ -61,13 +60,13 @@ class CheckAll:
     calibration_error = 0.0
     feeds_head = True
 
-    def choose(self, confidence: Confidence, room: Int32, num_other: int) -> Int32:
+    def choose(self, signs: Signs, room: Int32, num_useful: Int32, num_other: int) -> Int32:
         return room
 
     def wants_drafts(self, num_rows: int) -> bool:
         return True
 
-    def observe(self, confidence: Confidence, num_checked: Int32, num_accepted: Int32) -> None:
+    def observe(self, signs: Signs, num_checked: Int32, num_accepted: Int32) -> None:
         pass
 
     def observe_step(self, num_tokens: int, seconds: float) -> None:
@@ -80,14 +79,14 @@ class CheckAll:
 class CheckWorthwhile:
     """As many drafts as bring the most accepted tokens a second, and those that survive most likely.
 
-    The survival of draft j is the product of the calibrated confidences of drafts 1 .. j. With the survivals of
+    The survival of draft j is the product of the calibrated chances of drafts 1 .. j. With the survivals of
     all rows in falling order, checking the first N of them gives rows + (sum of these N) tokens in the
     time of a step of rows + N tokens; the best N is taken, none among the candidates.
 
     Nothing is lost by choosing, since a draft that is not checked is not accepted either, and the token in its
     place is then drawn as without drafts. With `rejection` there is one more condition: whether draft j is
     checked must not depend on its token, or the draws that remain would no longer follow the target. It holds:
-    the confidence of draft j is computed from the drafts before it.
+    the signs of draft j are computed from the drafts before it, and so is whether one of these ends the answer.
 
     When even the best N does not pay for the drafting itself, drafting stops, and is tried again after
     PROBE_STEPS, or as soon as fewer rows make it pay. Meanwhile the head reads nothing along; it then knows a
@@ -106,11 +105,13 @@ class CheckWorthwhile:
     def calibration_error(self) -> float:
         return self._calibration.error
 
-    def choose(self, confidence: Confidence, room: Int32, num_other: int) -> Int32:
+    def choose(self, signs: Signs, room: Int32, num_useful: Int32, num_other: int) -> Int32:
+        room = np.minimum(room, num_useful)
         total = int(room.clip(0).sum())
         if total == 0:
             return np.minimum(room, 0)
-        survival: Float64 = self._calibration.chances(confidence).cumprod(axis=1)
+        survival: Float64 = self._calibration.chances(signs).cumprod(axis=1)
+        survival[self._places >= num_useful[:, None]] = 0.0
         self._note_survival(survival[room > 0].mean(axis=0))
         values = np.where(self._places < room[:, None], survival, -1.0).ravel()
         order = (-values).argsort(kind="stable")[:total]
@@ -118,7 +119,7 @@ class CheckWorthwhile:
         gained = np.concatenate(([num_rows], values[order])).cumsum()
         seconds = self.step_costs.seconds(np.arange(num_other + num_rows, num_other + num_rows + total + 1))
         best = int((gained / (seconds + self.draft_costs.seconds(num_rows))).argmax())
-        chosen = np.bincount(order[:best] // confidence.shape[1], minlength=len(room))
+        chosen = np.bincount(order[:best] // survival.shape[1], minlength=len(room))
         return np.where(room < 0, -1, chosen).astype(np.int32)
 
     def wants_drafts(self, num_rows: int) -> bool:
@@ -135,8 +136,8 @@ class CheckWorthwhile:
     def feeds_head(self) -> bool:
         return self._num_plain == 0 or self._num_plain >= PROBE_STEPS - FEED_STEPS
 
-    def observe(self, confidence: Confidence, num_checked: Int32, num_accepted: Int32) -> None:
-        self._calibration.observe(confidence, num_checked, num_accepted)
+    def observe(self, signs: Signs, num_checked: Int32, num_accepted: Int32) -> None:
+        self._calibration.observe(signs, num_checked, num_accepted)
 
     def observe_step(self, num_tokens: int, seconds: float) -> None:
         self.step_costs.observe(num_tokens, seconds)

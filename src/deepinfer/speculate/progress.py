@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 
-from deepinfer.messages import Int32, SlotSetup, StepPlan
+from deepinfer.messages import Bool, Int32, SlotSetup, StepPlan
 
 
 class SlotProgress:
@@ -29,6 +29,11 @@ class SlotProgress:
         slots = plan.slots[is_decode]
         room: Int32 = np.minimum(plan.counts[is_decode], self._limits[slots] - self.starts[slots]) - 1
         return np.maximum(room, -1)
+
+    def goes_on(self, slots: Int32) -> Bool:
+        """Which slots may check a draft in their next row, by their request's limit; the padding slot does not."""
+        goes_on: Bool = self.starts[slots] + 1 < self._limits[slots]
+        return goes_on
 
     def resolve(self, plan: StepPlan, num_drafts: Int32) -> StepPlan:
         """The plan with the true start of each decode row, and `num_drafts` [decode rows] to check; -1 = no row.

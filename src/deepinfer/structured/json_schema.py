@@ -223,7 +223,8 @@ class _Checker:
             schema["prefixItems"] = [
                 self.rewritten(item, f"{path}/prefixItems/{i}", depth + 1) for i, item in enumerate(prefix)
             ]
-        if "items" not in schema and schema.get("minItems", 0) > len(schema.get("prefixItems", ())):
+        most = max(schema.get("minItems", 0), schema.get("maxItems", 0))
+        if not {"items", "unevaluatedItems"} & schema.keys() and most > len(schema.get("prefixItems", ())):
             schema["items"] = True  # the compiler would close the array
         if schema.get("items", False) is not False:
             schema["items"] = self.rewritten(schema["items"], f"{path}/items", depth + 1)
@@ -238,8 +239,12 @@ class _Checker:
         for name in required:
             if name not in (properties or {}):
                 raise _refusal(path, "required", f"names {shown(name)}; it must be one of properties to be enforced")
-        if schema.pop("unevaluatedProperties", False) is not False:
-            raise _refusal(path, "unevaluatedProperties", "is supported only as false; use additionalProperties")
+        if "unevaluatedProperties" in schema:
+            if schema.pop("unevaluatedProperties") is not False:
+                raise _refusal(path, "unevaluatedProperties", "is supported only as false; use additionalProperties")
+            schema.setdefault("additionalProperties", False)
+        if properties is None and {"minProperties", "maxProperties"} & schema.keys():
+            schema.setdefault("additionalProperties", True)  # the compiler would close the object
         others = schema.get("additionalProperties", properties is None)
         if others is not False:
             if "additionalProperties" in schema:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import signal
 from dataclasses import dataclass, field
-from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,14 +17,29 @@ REPLAY_ROWS = 0.05  # times as long for each token of an answer that is replayed
 NOBODY = -1
 
 
+class Fill(NamedTuple):
+    """Masks that a slot needs: of the token after its first `first` drafts, ..., of the one after all of them.
+
+    line: where its masks begin in memory; the one after `n` drafts is n lines further on.
+    """
+
+    slot: int
+    line: int
+    drafts: list[int]
+    first: int = 0
+
+    @property
+    def num_masks(self) -> int:
+        return len(self.drafts) + 1 - self.first
+
+
 @dataclass(slots=True)
 class Step:
     """What the matcher does before one draw, in this order.
 
     loads: grammars that it does not have yet. drops: grammars that it may forget.
     opens: slot, grammar number, tokens so far; the slot has a new answer.
-    accepts: slot, next token, several of one slot in order. fills: slots whose masks are wanted, and drafts: one
-        line for the next token and one for the token after each draft, in this order.
+    accepts: slot, next token, several of one slot in order. fills: the masks that are wanted.
     is_careful: one answer after the other, so that it is known which one goes wrong.
     """
 
@@ -33,14 +47,23 @@ class Step:
     drops: list[int] = field(default_factory=list)
     opens: list[tuple[int, int, list[int]]] = field(default_factory=list)
     accepts: list[tuple[int, int]] = field(default_factory=list)
-    fills: list[tuple[int, list[int]]] = field(default_factory=list)
+    fills: list[Fill] = field(default_factory=list)
     is_careful: bool = False
+
+
+@dataclass(slots=True)
+class _Walk:
+    """A matcher on its way along the drafts of a fill."""
+
+    matcher: Matcher
+    fill: Fill
+    num_accepted: int = 0
 
 
 class MatcherState:
     """Matchers by slot; writes masks into shared memory.
 
-    memory: [1 + max rows * words] int32; the first entry says whose turn it is (NOBODY = all
+    memory: [1 + lines * words] int32; the first entry says whose turn it is (NOBODY = all
         together), and is what the engine reads when this process has ended early.
     """
 
@@ -80,14 +103,13 @@ class MatcherState:
             for line in step.accepts:
                 self._limit(line[0], 1)
                 self._accept([line], errors)
-            first = 0
-            for slot, drafts in step.fills:
-                self._limit(slot, 1 + len(drafts))
-                first = self._fill(first, [(slot, drafts)])
+            for fill in step.fills:
+                self._limit(fill.slot, fill.num_masks)
+                self._fill([fill])
         else:
-            self._limit(NOBODY, 1 + len(step.accepts) + sum(1 + len(drafts) for _, drafts in step.fills))
+            self._limit(NOBODY, 1 + len(step.accepts) + sum(fill.num_masks for fill in step.fills))
             self._accept(step.accepts, errors)
-            self._fill(0, step.fills)
+            self._fill(step.fills)
 
     def _limit(self, slot: int, num_rows: float) -> None:
         self._turn[0] = slot
@@ -116,35 +138,34 @@ class MatcherState:
                 errors[slot] = f"the grammar does not allow token {token}, which was generated"
                 del self._matchers[slot]
 
-    def _fill(self, first: int, rows: list[tuple[int, list[int]]]) -> int:
-        """Write the lines of some rows from `first` on; returns the line behind them.
+    def _fill(self, fills: list[Fill]) -> None:
+        """Write masks, those after as many drafts in one call.
 
-        Lines of ended and of failed answers, and those behind a draft that is not allowed, allow
-        everything: nobody will read what is drawn.
+        Masks of ended and of failed answers, and those behind a draft that is not allowed, allow everything: nobody
+        will read what is drawn.
         """
-        firsts = list(accumulate((1 + len(drafts) for _, drafts in rows), initial=first))
-        masks = self._masks[first : firsts[-1]]
-        masks[:] = -1
-        if len(masks) == len(rows) and all(self._is_live(slot) for slot, _ in rows):
-            self._library.fill_all([self._matchers[slot] for slot, _ in rows], masks)
-            return firsts[-1]
-        for line, (slot, drafts) in zip(firsts, rows, strict=False):
-            if self._is_live(slot):
-                self._fill_row(self._matchers[slot], line, drafts)
-        return firsts[-1]
+        for fill in fills:
+            self._masks[fill.line + fill.first : fill.line + fill.first + fill.num_masks] = -1
+        walks = [_Walk(self._matchers[fill.slot], fill) for fill in fills if self._is_live(fill.slot)]
+        now, place = walks, 0
+        while now:
+            if wanted := [walk for walk in now if walk.fill.first <= place]:
+                lines = [walk.fill.line + place for walk in wanted]
+                self._library.fill_all([walk.matcher for walk in wanted], self._masks, lines)
+            now = self._accept_drafts([walk for walk in now if place < len(walk.fill.drafts)], place)
+            place += 1
+        for walk in walks:
+            walk.matcher.rollback(walk.num_accepted)
 
-    def _fill_row(self, matcher: Matcher, line: int, drafts: list[int]) -> None:
-        matcher.fill(self._masks, line)
-        num_accepted = 0
-        for token in drafts:
-            if not matcher.accept(token):
-                break
-            num_accepted += 1
-            if matcher.is_ended:
-                break
-            matcher.fill(self._masks, line + num_accepted)
-        if num_accepted:
-            matcher.rollback(num_accepted)
+    def _accept_drafts(self, walks: list[_Walk], place: int) -> list[_Walk]:
+        """Those that go on behind their draft at this place."""
+        if not walks:
+            return []
+        drafts = [walk.fill.drafts[place] for walk in walks]
+        accepted = self._library.accept_all([walk.matcher for walk in walks], drafts)
+        for walk, is_accepted in zip(walks, accepted, strict=True):
+            walk.num_accepted += is_accepted
+        return [walk for walk in walks if walk.num_accepted > place and not walk.matcher.is_ended]
 
     def _is_live(self, slot: int) -> bool:
         return slot in self._matchers and not self._matchers[slot].is_ended

@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 import copy
-import mmap
-import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from deepinfer import log
-from deepinfer.errors import RequestError
 from deepinfer.messages import Int32, SlotSetup
-from deepinfer.structured.grammar import CompiledGrammar
-from deepinfer.structured.matching import NOBODY, Step
-from deepinfer.structured.server import GrammarServer, hang_up
+from deepinfer.structured.answer import Answer
+from deepinfer.structured.link import MatcherLink
+from deepinfer.structured.server import GrammarServer
 from deepinfer.structured.trigger import Trigger
-
-logger = log.get(__name__)
-
-MAX_LOADED = 64  # grammars that a matcher keeps although no slot uses them
-REPLY_SECONDS = 60.0  # a matcher that sleeps longer is given up; one that computes is ended much earlier, by itself
 
 
 @dataclass(frozen=True)
@@ -31,34 +21,12 @@ class RowMasks:
     """Which tokens some lines of a step may take.
 
     rows: [n] int64, places among the step's lines, ascending. bits: [n, ceil(vocab / 32)] int32,
-    see `library.Masks`; valid until the next step. errors: lines whose request cannot go on, and why.
+    see `library.Masks`. errors: lines whose request cannot go on, and why.
     """
 
     rows: NDArray[np.int64]
     bits: Int32
     errors: dict[int, str]
-
-
-@dataclass(slots=True)
-class _Answer:
-    """One answer under a grammar. tokens: those under the grammar; the matcher has the first num_sent."""
-
-    grammar: CompiledGrammar
-    trigger: Trigger
-    tokens: list[int] = field(default_factory=list)
-    num_sent: int | None = None  # None: the matcher does not have this answer
-    error: str | None = None
-
-    @property
-    def is_matched(self) -> bool:
-        """Whether its masks come from the matcher."""
-        return self.trigger.is_active and self.error is None
-
-    def take(self, token: int) -> None:
-        if self.trigger.is_active:
-            self.tokens.append(token)
-        else:
-            self.trigger.take(token)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,37 +38,25 @@ class _Row:
     number: int
     drafts: list[int]
 
-    @property
-    def num_lines(self) -> int:
-        return 1 + len(self.drafts)
-
 
 class ConstrainedRows:
     """Keeps what each constrained slot has generated, and has its masks filled while the forward runs.
 
-    Used by the device thread: `set_slots`, `limit_drafts`, `begin`, `masks`, `take` once a step, in this order.
-    When no slot is constrained each of them is one comparison.
+    Used by the device thread: `set_slots`, `limit_drafts`, `begin`, `masks`, `take` once a step, in this order, and
+    `draft_masks` once for each draft of the next step. When no slot is constrained each of them is one comparison.
 
     A row that checks drafts has a mask for each: the one after its newest token, after its first draft, and so on.
-    A draft that the grammar forbids cannot be accepted, so what comes after it has no mask.
-
-    The matcher is another process. Should it end (a crash, too much time or memory), it is started
-    again, gets the answers that it had, and goes through them one by one; the answer at which it ends
-    again is given up, and only this one.
+    All but the last were filled when the drafts were drawn. A draft that the grammar forbids cannot be accepted,
+    so what comes after it has no mask.
     """
 
     def __init__(self, server: GrammarServer, num_slots: int, num_drafts: int = 0) -> None:
         """num_drafts: those that a row can check."""
-        self._server = server
-        self._num_masks = num_slots * (1 + num_drafts)
         self._num_words = -(-server.vocab_size // 32)
-        self._answers: dict[int, _Answer] = {}
+        self._answers: dict[int, Answer] = {}
         self._is_constrained = np.zeros(num_slots + 1, dtype=np.bool_)
         self._rows: list[_Row] = []  # this step's constrained rows
-        self._filled: list[_Row] = []  # those whose masks the matcher fills, in order
-        self._loaded: set[int] = set()
-        self._connection: Connection | None = None
-        self._memory: Int32 = np.full(1, NOBODY, dtype=np.int32)
+        self._link = MatcherLink(server, self._answers, num_slots, num_drafts)
         self._can_end = _bits(self._num_words, server.end_ids)
 
     def set_slots(self, setups: Sequence[SlotSetup]) -> None:
@@ -111,7 +67,7 @@ class ConstrainedRows:
             self._is_constrained[setup.slot] = constraint is not None
             if constraint is not None:
                 assert setup.grammar is not None, "a request reached the device before its grammar"
-                answer = self._answers[setup.slot] = _Answer(setup.grammar, Trigger(constraint))
+                answer = self._answers[setup.slot] = Answer(setup.grammar, Trigger(constraint))
                 for token in setup.token_ids[setup.num_prompt :].tolist():
                     answer.take(token)
 
@@ -141,23 +97,15 @@ class ConstrainedRows:
         for row in np.flatnonzero(self._is_constrained[slots]).tolist():
             checked = [] if drafts is None else drafts[row, : counts[row] - 1].tolist()
             self._rows.append(_Row(int(slots[row]), int(offsets[row]), row, checked))
-        self._filled = [row for row in self._rows if self._answers[row.slot].is_matched]
-        if self._filled:
-            self._send(is_careful=False)
+        self._link.begin([(row.slot, row.drafts) for row in self._rows if self._answers[row.slot].is_matched])
 
     def masks(self) -> RowMasks | None:
         """The masks of the step that `begin` was told of, once they are ready; None when no line needs one."""
         if not self._rows:
             return None
-        if self._filled:
-            self._await_reply()
-        places, end = {}, 0
-        for row in self._filled:
-            places[row.slot], end = end, end + row.num_lines
-        bits = self._mapped(end)
-        if len(places) < len(self._rows):
-            bits = np.concatenate([self._masks_of(row, bits, places.get(row.slot)) for row in self._rows])
-        lines = np.concatenate([row.line + np.arange(row.num_lines) for row in self._rows])
+        self._link.wait()
+        bits = np.concatenate([self._masks_of(row.slot, row.drafts) for row in self._rows])
+        lines = np.concatenate([row.line + np.arange(1 + len(row.drafts)) for row in self._rows])
         errors = {row.line: error for row in self._rows if (error := self._answers[row.slot].error) is not None}
         for place in np.flatnonzero(~bits.any(axis=1)).tolist():
             errors.setdefault(int(lines[place]), "the grammar allows none of the model's tokens here; change it")
@@ -169,12 +117,30 @@ class ConstrainedRows:
             for token in token_ids[offsets[row.number] :][: num_tokens[row.number]].tolist():
                 self._answers[row.slot].take(token)
 
-    def _masks_of(self, row: _Row, filled: Int32, place: int | None) -> Int32:
-        """Masks [lines, words] of one row; place: its first line among those that the matcher filled, if it did."""
-        if place is not None:
-            return filled[place : place + row.num_lines]
-        trigger, masks = copy.copy(self._answers[row.slot].trigger), [self._mask(self._answers[row.slot].trigger)]
-        for token in row.drafts:
+    def has_any(self, slots: Int32) -> bool:
+        """Whether any of these slots has a grammar."""
+        return bool(self._answers) and bool(self._is_constrained[slots].any())
+
+    def draft_masks(self, slots: Int32, drafts: Int32) -> RowMasks:
+        """Masks of the draft that follows these drafts [rows, n] of some slots [rows]; waits for them.
+
+        rows: those among the slots whose grammar says anything; what is wrong with a grammar is said by `masks`.
+        """
+        rows = np.flatnonzero(self._is_constrained[slots])
+        wanted = [(int(slots[row]), drafts[row].tolist()) for row in rows.tolist()]
+        self._link.begin([line for line in wanted if self._answers[line[0]].is_matched])
+        self._link.wait()
+        bits = np.stack([self._masks_of(*line)[-1] for line in wanted])
+        allows_any = bits.any(axis=1)
+        return RowMasks(rows[allows_any], bits[allows_any], {})
+
+    def _masks_of(self, slot: int, drafts: list[int]) -> Int32:
+        """Masks [1 + drafts, words] of an answer: what the matcher has filled, or what its trigger says."""
+        answer = self._answers[slot]
+        if answer.is_matched:
+            return self._link.masks(slot, 1 + len(drafts))
+        trigger, masks = copy.copy(answer.trigger), [self._mask(answer.trigger)]
+        for token in drafts:
             trigger.take(token)
             masks.append(self._mask(trigger))
         return np.stack(masks)
@@ -184,94 +150,6 @@ class ConstrainedRows:
             return _bits(self._num_words, [trigger.forced_token])
         may_end = np.zeros_like(self._can_end) if trigger.must_begin else self._can_end
         return ~self._can_end | may_end
-
-    def _mapped(self, count: int) -> Int32:
-        masks: Int32 = self._memory[1:].reshape(-1, self._num_words)
-        return masks[:count]
-
-    # -- the matcher process
-
-    def _send(self, *, is_careful: bool) -> None:
-        try:
-            connection = self._connected()
-            connection.send(self._step(is_careful=is_careful))
-        except (OSError, RequestError) as error:  # `_await_reply` finds no connection, and tries again
-            logger.warning("the grammar matcher cannot be reached (%s)", error)
-            self._disconnect()
-
-    def _step(self, *, is_careful: bool) -> Step:
-        step = Step(fills=[(row.slot, row.drafts) for row in self._filled], is_careful=is_careful)
-        for slot in (row.slot for row in self._filled):
-            answer = self._answers[slot]
-            if answer.num_sent is None:
-                self._load(step, answer.grammar)
-                step.opens.append((slot, answer.grammar.number, answer.tokens))
-            else:
-                step.accepts += [(slot, token) for token in answer.tokens[answer.num_sent :]]
-            answer.num_sent = len(answer.tokens)
-        return step
-
-    def _load(self, step: Step, grammar: CompiledGrammar) -> None:
-        if grammar.number in self._loaded:
-            return
-        if len(self._loaded) >= MAX_LOADED:
-            used = {answer.grammar.number for answer in self._answers.values()}
-            step.drops += [number for number in self._loaded if number not in used]
-            self._loaded &= used
-        step.loads.append((grammar.number, grammar.data))
-        self._loaded.add(grammar.number)
-
-    def _await_reply(self) -> None:
-        """Wait for the matcher; when it has ended, start again until the answer that ends it is found."""
-        for _ in range(2 + len(self._filled)):
-            errors = self._reply() if self._filled else {}
-            if errors is not None:
-                for slot, error in errors.items():
-                    self._answers[slot].error = error
-                return
-            guilty = int(self._memory[0])
-            self._disconnect()
-            if guilty in [row.slot for row in self._filled]:
-                self._give_up(
-                    [guilty], "its grammar takes too much time or crashes the grammar library; make it simpler"
-                )
-            self._send(is_careful=True)
-        self._give_up([row.slot for row in self._filled], "the grammar helper process ends again and again")
-
-    def _give_up(self, slots: list[int], error: str) -> None:
-        for slot in slots:
-            self._answers[slot].error = error
-        self._filled = [row for row in self._filled if row.slot not in slots]
-
-    def _reply(self) -> dict[int, str] | None:
-        """What the matcher answers; None when it has ended or does not answer."""
-        try:
-            if self._connection is not None and self._connection.poll(REPLY_SECONDS):
-                reply: dict[int, str] = self._connection.recv()
-                return reply
-        except (EOFError, OSError):
-            pass
-        return None
-
-    def _connected(self) -> Connection:
-        if self._connection is None:
-            fd = os.memfd_create("deepinfer-masks")
-            try:
-                os.ftruncate(fd, 4 * (1 + self._num_masks * self._num_words))
-                self._memory = np.frombuffer(mmap.mmap(fd, 0), dtype=np.int32)
-                self._memory[0] = NOBODY
-                self._connection = self._server.connect(fd)
-            finally:
-                os.close(fd)
-        return self._connection
-
-    def _disconnect(self) -> None:
-        if self._connection is not None:
-            hang_up(self._connection)
-            self._connection = None
-        self._loaded.clear()
-        for answer in self._answers.values():
-            answer.num_sent = None
 
 
 def _count_before_start(trigger: Trigger, drafts: list[int]) -> int:

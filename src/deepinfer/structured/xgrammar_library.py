@@ -28,9 +28,10 @@ from deepinfer.errors import ConfigError, RequestError
 from deepinfer.structured.grammar import MAX_SPACES, Grammar
 from deepinfer.structured.grammar_graph import check_graph
 from deepinfer.structured.library import Masks
+from deepinfer.structured.spaces import SpaceLimit
 
 VERSION = "0.2.9"
-BOUNDED = b"bounded:"  # before the data of grammars with JSON strings of bounded length
+JSON, BOUNDED = b"json", b"bounded"  # before a grammar's data: its text is JSON; strings in it have a bounded length
 RAW_BYTES = 0  # the vocabulary is given as bytes
 
 
@@ -38,37 +39,49 @@ class XGrammarMatcher:
     """One answer, see `library.Matcher`.
 
     What xgrammar allows wrongly is excluded here: the UTF-8 form of a surrogate, at its second byte,
-    and control characters in JSON strings of bounded length (has_bounds).
+    control characters in JSON strings of bounded length (has_bounds), and many spaces in JSON texts (is_json).
     """
 
-    def __init__(self, handle: Any, tables: _Tables, *, has_bounds: bool) -> None:
-        self.handle, self._tables, self._has_bounds = handle, tables, has_bounds
+    def __init__(self, handle: Any, tables: _Tables, *, is_json: bool, has_bounds: bool) -> None:
+        self.handle, self._tables, self._is_json, self._has_bounds = handle, tables, is_json, has_bounds
         self._opens_surrogate = [False]  # before the first token, after the first, ...
+        self._spaces = [0]  # the same, states of `SpaceLimit`
 
     def accept(self, token_id: int) -> bool:
-        return self.note(token_id, self.handle.accept_token(token_id, False))
+        spaces = self.spaces_after(token_id)
+        return spaces is not None and self.note(token_id, spaces, bool(self.handle.accept_token(token_id, False)))
 
-    def note(self, token_id: int, is_accepted: bool) -> bool:
-        """Remember a token that the handle was given."""
+    def spaces_after(self, token_id: int) -> int | None:
+        """The state of `SpaceLimit` behind a token; None when the handle is not asked, since it is forbidden."""
+        if token_id in self._tables.no_text:  # of which xgrammar would write a warning
+            return None
+        return self._tables.spaces.after(self._spaces[-1], token_id) if self._is_json else 0
+
+    def note(self, token_id: int, spaces: int, is_accepted: bool) -> bool:
+        """Remember a token that the handle was given, and `spaces_after` it."""
         if is_accepted:
             self._opens_surrogate.append(token_id in self._tables.openers)
-        return bool(is_accepted)
+            self._spaces.append(spaces)
+        return is_accepted
 
     def fill(self, masks: Masks, row: int) -> None:
         self.handle.fill_next_token_bitmask(masks, row, False)
-        masks[row, -1] &= self._tables.last_word
         self.restrict(masks, row)
 
     def restrict(self, masks: Masks, row: int) -> None:
         """Take back what the handle's mask allows wrongly."""
+        masks[row, -1] &= self._tables.last_word
         if self._opens_surrogate[-1]:
             masks[row] &= self._tables.no_surrogate
         if self._has_bounds:
             masks[row] &= self._tables.no_control
+        if self._is_json and (few_spaces := self._tables.spaces.mask(self._spaces[-1])) is not None:
+            masks[row] &= few_spaces
 
     def rollback(self, count: int) -> None:
         self.handle.rollback(count)
         del self._opens_surrogate[len(self._opens_surrogate) - count :]
+        del self._spaces[len(self._spaces) - count :]
 
     @property
     def is_complete(self) -> bool:
@@ -80,13 +93,19 @@ class XGrammarMatcher:
 
 
 class _Tables:
-    """What is known of each token. openers: those that end with the first byte of U+D000 to U+DFFF."""
+    """What is known of each token.
 
-    def __init__(self, vocabulary: list[bytes], vocab_size: int) -> None:
+    openers: those that end with the first byte of U+D000 to U+DFFF. no_text: those that no grammar allows.
+    """
+
+    def __init__(self, vocabulary: list[bytes], vocab_size: int, end_ids: Sequence[int]) -> None:
+        texts = dict(enumerate(vocabulary))
+        self.no_text = {token for token in range(vocab_size) if not texts.get(token)} - set(end_ids)
         self.num_words = -(-vocab_size // 32)
         self.last_word = np.uint32(2 ** (vocab_size - 32 * (self.num_words - 1)) - 1).view(np.int32)
         self.openers = {token for token, text in enumerate(vocabulary) if text.endswith(b"\xed")}
         self.no_surrogate = self._without(vocabulary, re.compile(rb"[\xa0-\xbf]"))
+        self.spaces = SpaceLimit(vocabulary, self.num_words, MAX_SPACES)
         self.no_control = self._without(vocabulary, re.compile(rb"(?s).*[\x00-\x09\x0b\x0c\x0e-\x1f]"))
 
     def _without(self, vocabulary: list[bytes], pattern: re.Pattern[bytes]) -> NDArray[np.int32]:
@@ -107,11 +126,12 @@ class XGrammar:
     """
 
     def __init__(self, vocabulary: list[bytes], vocab_size: int, end_ids: Sequence[int]) -> None:
-        self._tables = _Tables(vocabulary, vocab_size)
+        self._tables = _Tables(vocabulary, vocab_size, end_ids)
         self.num_words = self._tables.num_words
         self._core = _load_core()
         self._vocabulary = self._core.TokenizerInfo(vocabulary, RAW_BYTES, vocab_size, list(end_ids), False)
         self._compiler = self._core.GrammarCompiler(self._vocabulary, 1, False, -1, False)  # one thread, no cache
+        self._batch = self._core.BatchGrammarMatcher(1)  # in this thread, so that a forked process has it too
 
     def compile(self, grammar: Grammar) -> bytes:
         warnings: list[str] = []
@@ -125,34 +145,39 @@ class XGrammar:
             raise RequestError(f"{grammar.kind} cannot be compiled: {_plain(str(error))}") from None
         if warnings:
             raise RequestError(f"{grammar.kind} is not fully enforced: {warnings[0]}")
-        has_bounds = grammar.kind in ("json_schema", "structural_tag") and re.search("m(in|ax)Length", grammar.text)
-        return (BOUNDED if has_bounds else b"") + str(compiled.serialize_json()).encode()
+        rules = [JSON] if grammar.kind == "json_schema" else []
+        if grammar.kind in ("json_schema", "structural_tag") and re.search("m(in|ax)Length", grammar.text):
+            rules.append(BOUNDED)
+        return b" ".join(rules) + b":" + str(compiled.serialize_json()).encode()
 
     def load(self, data: bytes) -> Any:
-        text = data.removeprefix(BOUNDED).decode()
-        return self._core.CompiledGrammar.deserialize_json(text, self._vocabulary), data.startswith(BOUNDED)
+        rules, _, text = data.partition(b":")
+        return self._core.CompiledGrammar.deserialize_json(text.decode(), self._vocabulary), rules.split()
 
     def matcher(self, loaded: Any) -> XGrammarMatcher:
-        compiled, has_bounds = loaded
+        compiled, rules = loaded
         handle = self._core.GrammarMatcher(compiled, None, False, -1, None)
-        return XGrammarMatcher(handle, self._tables, has_bounds=has_bounds)
+        return XGrammarMatcher(handle, self._tables, is_json=JSON in rules, has_bounds=BOUNDED in rules)
 
     def accept_all(self, matchers: Sequence[XGrammarMatcher], token_ids: Sequence[int]) -> list[bool]:
+        spaces = [matcher.spaces_after(token) for matcher, token in zip(matchers, token_ids, strict=True)]
+        if None in spaces:
+            return [matcher.accept(token) for matcher, token in zip(matchers, token_ids, strict=True)]
         handles = [matcher.handle for matcher in matchers]
         accepted = self._core.BatchGrammarMatcher.batch_accept_token(handles, list(token_ids), False)
-        return [matcher.note(token, ok) for matcher, token, ok in zip(matchers, token_ids, accepted, strict=True)]
+        given = zip(matchers, token_ids, spaces, accepted, strict=True)
+        return [matcher.note(token, state or 0, bool(ok)) for matcher, token, state, ok in given]
 
-    def fill_all(self, matchers: Sequence[XGrammarMatcher], masks: Masks) -> None:
+    def fill_all(self, matchers: Sequence[XGrammarMatcher], masks: Masks, rows: Sequence[int]) -> None:
         handles = [matcher.handle for matcher in matchers]
-        self._core.BatchGrammarMatcher(1).batch_fill_next_token_bitmask(handles, masks, None, False)
-        masks[: len(handles), -1] &= self._tables.last_word
-        for row, matcher in enumerate(matchers):
+        self._batch.batch_fill_next_token_bitmask(handles, masks, list(rows), False)
+        for row, matcher in zip(rows, matchers, strict=True):
             matcher.restrict(masks, row)
 
     def _parsed(self, grammar: Grammar) -> Any:
         core, text = self._core.Grammar, grammar.text
         if grammar.kind == "json_schema":
-            return core.from_json_schema(text, True, None, None, True, MAX_SPACES, False, False)
+            return core.from_json_schema(text, True, None, None, True, None, False, False)
         if grammar.kind == "regex":
             return core.from_regex(text, False)
         return core.from_ebnf(text, "root") if grammar.kind == "ebnf" else core.from_structural_tag(text)
@@ -160,7 +185,7 @@ class XGrammar:
     def _compiled(self, grammar: Grammar) -> Any:
         compiler, text = self._compiler, grammar.text
         if grammar.kind == "json_schema":
-            return compiler.compile_json_schema(text, True, None, None, True, MAX_SPACES, False)
+            return compiler.compile_json_schema(text, True, None, None, True, None, False)
         if grammar.kind == "regex":  # as one automaton: as rules its masks would take a thousand times longer
             return compiler.compile_grammar_from_strings(f"root ::= Regex({json.dumps(text)})", "root")
         if grammar.kind == "ebnf":

@@ -1,0 +1,144 @@
+"""Images by URL: from allowed hosts only, never from addresses that are not public, never more than is allowed."""
+
+import base64
+import json
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+import deepinfer
+from deepinfer.config.serve import ServeOptions
+from deepinfer.errors import ConfigError, RequestError
+from deepinfer.serve import image_fetch
+from deepinfer.serve.image_fetch import ImageFetcher, is_public, public_address
+from serve_client import running
+
+EVAL = Path(deepinfer.__file__).parent / "data" / "deepinfer-nano" / "eval" / "eval.jsonl"
+RECORD = json.loads(next(line for line in EVAL.read_text().splitlines() if '"image_digit"' in line))
+(PART,) = (part for part in RECORD["request"]["messages"][0]["content"] if part["type"] == "image_url")
+PICTURE = base64.b64decode(PART["image_url"]["url"].partition(",")[2])
+
+
+@pytest.fixture(scope="module")
+def port():
+    """Of a host of pictures, redirects and other answers."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            name = self.path.partition("?")[0]
+            if name in ("/loop", "/away", "/inside"):
+                self.send_response(302)
+                place = {"/loop": "/loop", "/away": "http://10.0.0.1/", "/inside": "picture.png"}[name]
+                self.send_header("location", place)
+                self.end_headers()
+                return
+            self.send_response(200 if name in ("/picture.png", "/slow") else 404)
+            self.end_headers()
+            try:
+                for _ in range(400 if name == "/slow" else 1):
+                    self.wfile.write(b"x" if name == "/slow" else PICTURE)
+                    time.sleep(0.05 if name == "/slow" else 0)
+            except OSError:
+                pass
+
+        def log_message(self, *words):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server.server_port
+        server.shutdown()
+
+
+@pytest.fixture
+def host(port, monkeypatch):
+    """The same under a name that seems to be public."""
+    monkeypatch.setattr(image_fetch, "public_address", lambda host, port: "127.0.0.1")
+    return f"pictures.test:{port}"
+
+
+def test_a_picture_of_an_allowed_host_is_answered_like_its_bytes(host):
+    with running(allowed_image_domain=(host,)) as server:
+        bodies = {
+            "/v1/chat/completions": {"type": "image_url", "image_url": {"url": f"http://{host}/inside?a=1"}},
+            "/v1/messages": {"type": "image", "source": {"type": "url", "url": f"http://{host}/picture.png"}},
+        }
+        quiet = {"max_tokens": 4, "temperature": 0, "thinking": {"type": "disabled"}}
+        for path, part in bodies.items():
+            first, *rest = RECORD["request"]["messages"]
+            content = [part if one["type"] == "image_url" else one for one in first["content"]]
+            answer = server.post(path, messages=[{**first, "content": content}, *rest], **quiet)
+            assert answer.status_code == 200, answer.text
+            body = answer.json()
+            told = body["choices"][0]["message"] if "choices" in body else body["content"][0]
+            assert told.get("content", told.get("text")) == RECORD["answer"]
+        part["source"]["url"] = "http://elsewhere.test/picture.png"
+        refused = server.post("/v1/messages", messages=[{"role": "user", "content": [part]}], **quiet)
+        assert refused.status_code == 400 and "not on a host" in refused.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("http://other.test/picture.png", "not on a host that this server downloads from"),
+        ("http://pictures.test/picture.png", "not on a host"),
+        ("ftp://{host}/picture.png", "not on a host"),
+        ("file:///etc/passwd", "not on a host"),
+        ("http://me@{host}/picture.png", "not on a host"),
+        ("http://{host}.evil.test/picture.png", "no valid URL"),
+        ("http://{host}/away", "not on a host"),
+        ("http://{host}/loop", "redirected more than 3 times"),
+        ("http://{host}/missing", "cannot be downloaded .HTTP 404."),
+        ("http://{host}/a b", "cannot be downloaded .InvalidURL."),
+        ("https://{host}/picture.png", "cannot be downloaded .SSLError."),
+        ("http://{host}/slow", "cannot be downloaded .*give its bytes"),
+    ],
+)
+def test_what_is_not_a_picture_of_an_allowed_host_is_refused(host, monkeypatch, url, words):
+    monkeypatch.setattr(image_fetch, "MAX_SECONDS", 0.5)
+    started = time.monotonic()
+    with pytest.raises(RequestError, match=f"image 1 at .*{words}"):
+        ImageFetcher(frozenset([host]), 2**20)([(url.replace("{host}", host), "image 1")])
+    assert time.monotonic() - started < 5
+
+
+def test_size_and_number_are_bounded(host):
+    fetch = ImageFetcher(frozenset([host]), len(PICTURE) - 1)
+    with pytest.raises(RequestError, match=f"more than {len(PICTURE) - 1} bytes"):
+        fetch([(f"http://{host}/picture.png", "image 1")])
+    with pytest.raises(RequestError, match="17 images are given by URL; at most 16"):
+        fetch([(f"http://{host}/picture.png", "image")] * 17)
+
+
+def test_an_allowed_host_with_a_private_address_is_not_connected_to(port):
+    with pytest.raises(RequestError, match=r"cannot be downloaded .PermissionError."):
+        ImageFetcher(frozenset([f"localhost:{port}"]), 2**20)([(f"http://localhost:{port}/picture.png", "image 1")])
+
+
+@pytest.mark.parametrize("addresses", [["93.184.215.14", "10.0.0.1"], []])
+def test_one_private_address_spoils_a_host(monkeypatch, addresses):
+    entries = [(2, 1, 6, "", (address, 80)) for address in addresses]
+    monkeypatch.setattr(image_fetch.socket, "getaddrinfo", lambda *_, **__: entries)
+    with pytest.raises(PermissionError):
+        public_address("mixed.test", 80)
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        ("93.184.215.14", True), ("2606:2800:21f:cb07:6820:80da:af6b:8b2c", True), ("127.0.0.1", False),
+        ("10.1.2.3", False), ("169.254.169.254", False), ("100.64.0.1", False), ("0.0.0.0", False),
+        ("224.0.0.1", False), ("::1", False), ("fe80::1%eth0", False), ("fd00::1", False),
+        ("::ffff:10.0.0.1", False), ("64:ff9b::a00:1", False), ("2002:0a00:0001::", False),
+    ],
+)  # fmt: skip
+def test_only_addresses_of_the_open_internet_are_public(address, expected):
+    assert is_public(address) is expected
+
+
+def test_a_domain_is_a_host_name():
+    with pytest.raises(ConfigError, match="allowed_image_domain must be host names"):
+        ServeOptions(allowed_image_domain=("https://example.org",))
