@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -113,7 +113,8 @@ def padded_batch(shape: StepShape, numbers: Tensor, builder: BatchBuilder) -> Fo
 class Captured(Generic[Result]):
     """A call of kernels as a graph. It reads and writes the same memory at each replay."""
 
-    def __init__(self, call: Callable[[], Result], pool: tuple[int, int]) -> None:
+    def __init__(self, call: Callable[[], Result], pool: Any) -> None:
+        """pool: of `torch.cuda.graph_pool_handle`, for memory that graphs share."""
         call()  # compiles what it needs
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
