@@ -133,6 +133,8 @@ def test_one_private_address_spoils_a_host(monkeypatch, addresses):
         ("10.1.2.3", False), ("169.254.169.254", False), ("100.64.0.1", False), ("0.0.0.0", False),
         ("224.0.0.1", False), ("::1", False), ("fe80::1%eth0", False), ("fd00::1", False),
         ("::ffff:10.0.0.1", False), ("64:ff9b::a00:1", False), ("2002:0a00:0001::", False),
+        ("::10.0.0.1", False), ("::ffff:0:10.0.0.1", False), ("fec0::1", False), ("64:ff9b:1::a00:1", False),
+        ("64:ff9b::93.184.215.14", True), ("::ffff:93.184.215.14", True), ("ff0e::1", False),
     ],
 )  # fmt: skip
 def test_only_addresses_of_the_open_internet_are_public(address, expected):

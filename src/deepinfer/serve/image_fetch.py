@@ -25,6 +25,8 @@ MAX_SECONDS = 20.0  # for all of them
 MAX_REDIRECTS = 3
 PORTS = {"http": 80, "https": 443}
 PIECE = 2**16
+GLOBAL_UNICAST = ipaddress.ip_network("2000::/3")  # all that is handed out for the internet of IPv6
+NAT64 = ipaddress.ip_network("64:ff9b::/96")  # older addresses, as a translator makes them
 
 
 @dataclass(frozen=True)
@@ -122,10 +124,12 @@ def is_public(address: str) -> bool:
     """Whether an address is one of the open internet, also where it holds an address of the older kind."""
     ip = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(ip, ipaddress.IPv6Address):
+        if ip in NAT64:
+            return is_public(str(ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)))
         inner = ip.ipv4_mapped or ip.sixtofour or (ip.teredo and ip.teredo[1])
-        if ip in ipaddress.ip_network("64:ff9b::/96"):
-            inner = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)
         if inner is not None and not is_public(str(inner)):
+            return False
+        if ip.ipv4_mapped is None and ip not in GLOBAL_UNICAST:
             return False
     return ip.is_global and not ip.is_multicast
 
