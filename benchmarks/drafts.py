@@ -37,7 +37,7 @@ MODES: dict[str, dict[str, Any]] = {
 }
 ONE_BY_ONE = {"draft_scheduling": False, "async_scheduling": False}  # no row is planned past an answer's end
 PER_SKILL = 4
-TOKENS = 64
+TOKENS = 32
 SLOPES = (0.2, 0.4, 0.6, 0.8, 1.0)  # cost of a checked draft, in rows
 
 
