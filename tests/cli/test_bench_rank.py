@@ -35,9 +35,16 @@ def test_the_plot_has_a_point_for_each_batch():
     assert drawn.count("<circle") == 2 and ">8</text>" in drawn and ">256</text>" in drawn
 
 
-def test_steps_of_parts_of_prompts_and_counts_that_are_none_are_refused(capsys: pytest.CaptureFixture[str]):
-    folder = "tests/config-flash.json"
-    assert main(["bench", "rank", "--model", folder, "--prefill", "5000"]) != 0
-    assert "give multiples of --length, which is 4096" in capsys.readouterr().err
-    assert main(["bench", "rank", "--model", folder, "--requests", "0"]) != 0
-    assert "'0' is not a list of counts, as in 8,256" in capsys.readouterr().err
+def refused(capsys: pytest.CaptureFixture[str], *flags: str) -> str:
+    assert main(["bench", "rank", "--model", "tests/config-flash.json", *flags]) == 2
+    return capsys.readouterr().err
+
+
+def test_what_cannot_be_measured_is_refused(capsys: pytest.CaptureFixture[str]):
+    assert "give multiples of --length, which is 4096" in refused(capsys, "--prefill", "5000")
+    assert "--requests: '0' is not a whole number from 1 on" in refused(capsys, "--requests", "8,0")
+    assert "--requests: '' is not a whole number" in refused(capsys, "--requests", "")
+    for flag in ("--ranks", "--repeat", "--length", "--context", "--drafts"):
+        assert f"{flag}: '0' is not a whole number from 1 on" in refused(capsys, flag, "0")
+    assert "--acceptance: '1.5' is not a number from 0 to 1" in refused(capsys, "--acceptance", "1.5")
+    assert "--acceptance: 'nan' is not" in refused(capsys, "--acceptance", "nan")

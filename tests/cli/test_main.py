@@ -15,7 +15,7 @@ from deepinfer.errors import ModelError
         ([], "the following arguments are required: COMMAND"),
         (["chat", "--max-quue", "3"], "unknown flag --max-quue; did you mean --max-queue?"),
         (["chat", "--device", "tpu"], "argument --device: 'tpu' is not one of auto, cpu, cuda, null"),
-        (["bench", "--batch-sizes", "4,0"], "4,0 holds a number below 1"),
+        (["bench", "--batch-sizes", "4,0"], "'0' is not a whole number from 1 on"),
     ],
 )
 def test_wrong_command_line_is_one_line_and_code_2(words, message, capsys):

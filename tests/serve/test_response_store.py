@@ -25,8 +25,8 @@ class FakeExchange:
     is_closed, failure = False, None
 
 
-def stored(name, *, is_background=False):
-    return Stored(FakeStream(), FakeExchange(), name, is_background=is_background)
+def stored(name):
+    return Stored(FakeStream(), FakeExchange(), name, {"store": True})
 
 
 def test_the_oldest_that_ended_are_forgotten_and_those_that_run_stay(monkeypatch):
@@ -70,7 +70,7 @@ def test_what_is_not_to_be_kept_is_found_while_it_runs():
     ],
 )
 def test_the_status_says_what_became_of_it(change, status):
-    one = stored("a", is_background=True)
+    one = stored("a")
     change(one)
-    assert one.body()["status"] == status and one.body()["background"] is True
+    assert one.body()["status"] == status and one.body()["store"] is True
     assert status != "failed" or one.body()["error"]["message"] == "broken"

@@ -31,6 +31,26 @@ def test_a_stream_gives_the_same_answer(client):
     assert events[-1].response.output_text == "42" and events[-1].response.usage == whole.usage
 
 
+TOLD = {"temperature": 0.25, "top_p": 0.5, "max_output_tokens": 40, "metadata": {"ticket": "7"}}
+
+
+@pytest.mark.parametrize(("sent", "told"), [
+    ({**TOLD, "parallel_tool_calls": False, "store": False},
+     {**TOLD, "parallel_tool_calls": False, "store": False, "background": False}),
+    ({}, {"max_output_tokens": None, "metadata": {}, "parallel_tool_calls": True, "store": True, "background": False}),
+])  # fmt: skip
+def test_an_answer_and_each_event_with_it_repeat_what_was_asked(client, sent, told):
+    whole = client.responses.create(**ASK, **sent)
+    held = [
+        event.response for event in client.responses.create(**ASK, **sent, stream=True) if hasattr(event, "response")
+    ]
+    assert len(held) >= 3
+    for answer in (whole, *held):
+        assert {name: getattr(answer, name) for name in told} == told
+    if told["store"]:
+        assert client.responses.retrieve(whole.id).metadata == told["metadata"]
+
+
 def test_an_answer_cut_by_length_is_incomplete(client):
     answer = client.responses.create(**ASK, max_output_tokens=3)
     assert answer.status == "incomplete" and answer.incomplete_details.reason == "max_output_tokens"

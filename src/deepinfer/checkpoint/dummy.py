@@ -92,9 +92,14 @@ def _normal_codes() -> NDArray[np.uint8]:
     return codes
 
 
-def _scales(random: np.random.Generator, rms: float, count: int) -> NDArray[np.uint8]:
-    """ue8m0 codes of the two powers of two around `rms`, mixed so that the mean square is rms**2."""
+def scale_mix(rms: float) -> tuple[int, float]:
+    """The power of two below `rms`, and the share of scales at the next one so that their mean square is rms**2."""
     exponent = math.floor(math.log2(rms))
-    share = (rms**2 / 4.0**exponent - 1) / 3
+    return exponent, (rms**2 / 4.0**exponent - 1) / 3
+
+
+def _scales(random: np.random.Generator, rms: float, count: int) -> NDArray[np.uint8]:
+    """ue8m0 codes of scales, see `scale_mix`."""
+    exponent, share = scale_mix(rms)
     is_upper = random.random(count, np.float32) < share
     return (is_upper + np.uint8(exponent + 127)).astype(np.uint8)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from deepinfer.cli import bench_rank, bench_serve
-from deepinfer.cli.common import add_engine_flags, describe, open_llm, progress, random_tokens
+from deepinfer.cli.common import add_engine_flags, counts, describe, open_llm, progress, random_tokens
 from deepinfer.errors import ConfigError, RequestError
 from deepinfer.messages import DraftCounts
 from deepinfer.sampling.params import SamplingParams
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 def add_command(commands: Any) -> None:
     """Add the command and its flags to the parser."""
     parser = commands.add_parser("bench", help="measure prefill and decode speed")
-    parser.add_argument("--batch-sizes", type=_counts, default=(1, 4, 16), metavar="N,...", help="default: 1,4,16")
-    parser.add_argument("--prompt-lengths", type=_counts, default=(128, 512), metavar="N,...", help="default: 128,512")
+    parser.add_argument("--batch-sizes", type=counts, default=(1, 4, 16), metavar="N,...", help="default: 1,4,16")
+    parser.add_argument("--prompt-lengths", type=counts, default=(128, 512), metavar="N,...", help="default: 128,512")
     parser.add_argument("--output-length", type=int, default=32, help="tokens of each answer (default: 32)")
     parser.add_argument("--repeat", type=int, default=3, help="measurements of each case (default: 3)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -203,10 +203,3 @@ def drafts_text(counts: DraftCounts) -> str:
 
 def table_line(batch: object, prompt: object, speed: object, milliseconds: object) -> str:
     return f"{batch!s:>5} {prompt!s:>6}  {speed!s:<26} {milliseconds!s:<26}".rstrip()
-
-
-def _counts(text: str) -> tuple[int, ...]:
-    values = tuple(int(item) for item in text.split(","))
-    if min(values) < 1:
-        raise argparse.ArgumentTypeError(f"{text} holds a number below 1")
-    return values

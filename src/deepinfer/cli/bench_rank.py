@@ -14,6 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from deepinfer.cli.common import count, counts, share
 from deepinfer.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -24,14 +25,14 @@ def add_command(commands: Any) -> None:
     """Add the command and its flags to the parser of `bench`."""
     parser = commands.add_parser("rank", help="emulate one rank of an expert-parallel group", description=__doc__)
     parser.add_argument("--model", type=Path, required=True, metavar="FOLDER", help="folder or file of the config.json")
-    parser.add_argument("--ranks", type=int, default=64, help="of the group (default: 64)")
-    parser.add_argument("--context", type=int, default=131072, help="tokens of each request (default: 131072)")
-    parser.add_argument("--drafts", type=int, default=3, help="checked in a step (default: 3)")
-    parser.add_argument("--acceptance", type=float, default=0.75, help="assumed share of accepted drafts (0.75)")
-    parser.add_argument("--requests", type=_counts, default=(8, 256), metavar="N,...", help="decode (default: 8,256)")
-    parser.add_argument("--prefill", type=_counts, default=(4096, 65536), metavar="N,...", help="tokens of a step")
-    parser.add_argument("--length", type=int, default=4096, help="tokens of a prompt (default: 4096)")
-    parser.add_argument("--repeat", type=int, default=9, help="measured steps of each case (default: 9)")
+    parser.add_argument("--ranks", type=count, default=64, help="of the group (default: 64)")
+    parser.add_argument("--context", type=count, default=131072, help="tokens of each request (default: 131072)")
+    parser.add_argument("--drafts", type=count, default=3, help="checked in a step (default: 3)")
+    parser.add_argument("--acceptance", type=share, default=0.75, help="assumed share of accepted drafts (0.75)")
+    parser.add_argument("--requests", type=counts, default=(8, 256), metavar="N,...", help="decode (default: 8,256)")
+    parser.add_argument("--prefill", type=counts, default=(4096, 65536), metavar="N,...", help="tokens of a step")
+    parser.add_argument("--length", type=count, default=4096, help="tokens of a prompt (default: 4096)")
+    parser.add_argument("--repeat", type=count, default=9, help="measured steps of each case (default: 9)")
     parser.add_argument("--json", metavar="FILE", help="write all figures")
     parser.add_argument("--plot", metavar="FILE.svg", help="write tokens/s of the card against tokens/s of a user")
     parser.set_defaults(run=run)
@@ -113,13 +114,3 @@ def plot(cases: Sequence[Case]) -> str:
 
 def _of(case: Case, name: str) -> float:
     return case.ops.get(name, 0.0)
-
-
-def _counts(text: str) -> tuple[int, ...]:
-    try:
-        counts = tuple(int(word) for word in text.split(",") if word)
-    except ValueError:
-        counts = (0,)
-    if any(count < 1 for count in counts):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of counts, as in 8,256")
-    return counts

@@ -82,3 +82,26 @@ def progress(items: Iterable[Item], description: str, total: int | None = None) 
     """The items behind a progress bar on a terminal, and without one elsewhere."""
     bar: Iterable[Item] = tqdm(items, desc=description, total=total, disable=not sys.stderr.isatty(), leave=False)
     return bar
+
+
+def count(text: str) -> int:
+    """A flag's whole number, 1 or more."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 on")
+    return int(text)
+
+
+def counts(text: str) -> tuple[int, ...]:
+    """A flag's whole numbers, 1 or more each, with commas between them."""
+    return tuple(count(word.strip()) for word in text.split(","))
+
+
+def share(text: str) -> float:
+    """A flag's number from 0 to 1."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0.0 <= value <= 1.0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to 1")
+    return value

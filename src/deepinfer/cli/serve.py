@@ -46,7 +46,9 @@ def run(args: argparse.Namespace) -> int:
     try:
         from deepinfer.serve.run import serve
     except ModuleNotFoundError as error:
-        raise ConfigError(f"the server needs the package {error.name}; pip install 'deepinfer[serve]'") from None
+        raise ConfigError(
+            f"the server needs the package {error.name}; install deepinfer with its extra `serve`"
+        ) from None
 
     declared = fields.read_options(ServeOptions)
     from_file = {} if args.config is None else read_config(args.config)

@@ -45,6 +45,8 @@ PROMPT_FIELDS: dict[Protocol, tuple[str, ...]] = {
     "messages": ("messages", "system", "tools", "tool_choice", "thinking", "output_config"),
     "responses": ("input", "instructions", "tools", "tool_choice", "parallel_tool_calls", "reasoning", "text"),
 }
+# What an answer of the Responses API repeats of its body, beside those.
+REPEATED = ("max_output_tokens", "temperature", "top_p", "user")
 REQUESTS: dict[Protocol, Any] = {
     "chat": recipe.ChatCompletionRequest,
     "messages": recipe.MessagesRequest,
@@ -196,7 +198,8 @@ class ChatEncoder:
         if protocol == "chat":
             messages = _checked(body.get("messages"))
             fields["messages"] = _continued(messages) if continue_final_message else messages
-        return dataclasses.replace(self._encode(fields, protocol), form=form)
+        repeated = {name: body[name] for name in REPEATED if protocol == "responses" and body.get(name) is not None}
+        return dataclasses.replace(self._encode(fields, protocol, repeated=repeated), form=form)
 
     def parser(self, is_thinking: bool) -> AnswerParser:
         """A new parser for an answer that may hold calls of any tools."""
@@ -243,14 +246,19 @@ class ChatEncoder:
         return self._fetch(images)
 
     def _encode(
-        self, body: dict[str, Any], protocol: Protocol = "chat", given: Mapping[str, PromptImage] | None = None
+        self,
+        body: dict[str, Any],
+        protocol: Protocol = "chat",
+        given: Mapping[str, PromptImage] | None = None,
+        repeated: Mapping[str, Any] | None = None,
     ) -> ChatPrompt:
         try:
             named = {**body, "model": MODEL_NAME}
             plain, choice = split_tool_choice(named, protocol)
             conversion = REQUESTS[protocol](plain).convert(self._options)
             images = self._images(conversion, given or {})
-            answers = None if protocol == "chat" else ProtocolAnswers.of(protocol, named, conversion, self._options)
+            told = {**named, **(repeated or {})}
+            answers = None if protocol == "chat" else ProtocolAnswers.of(protocol, told, conversion, self._options)
             return ChatPrompt(
                 self._encoding.encode(conversion.conversation), conversion, images, choice, answers=answers
             )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import zlib
 from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 
+from deepinfer.checkpoint.dummy import scale_mix
 from deepinfer.checkpoint.tensors import CODE_RMS, TensorSpec
 
 SHARED_ROWS = (".engram.embed.weight", ".engram.embed.scale")
@@ -48,7 +48,6 @@ class RankWeights:
 
 
 def _scales(uniform: Tensor, rms: float) -> Tensor:
-    """The two powers of two around `rms`, mixed so that the mean square is rms**2."""
-    exponent = math.floor(math.log2(rms))
-    share = (rms**2 / 4.0**exponent - 1) / 3
+    """Scales around `rms`, see `scale_mix`."""
+    exponent, share = scale_mix(rms)
     return ((uniform < share).to(torch.uint8) + (exponent + 127)).view(torch.float8_e8m0fnu)

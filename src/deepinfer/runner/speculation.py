@@ -160,13 +160,14 @@ class Speculation:
         x, logits = self._head.block(previous, batch)
         x, logits = x.unflatten(0, (len(rows), -1)), logits.unflatten(0, (len(rows), -1))
         tokens = previous.new_zeros(len(rows), self.num_drafts)
+        under_grammar = constraints if constraints is not None and constraints.has_any(slots) else None
         signs = []
         for place in range(self.num_drafts):
             row, confidence = self._head.next(logits[:, place], x[:, place], previous)
             before = Before(tokens, np.full(len(rows), place, dtype=np.int32)) if place else None
             masks = None
-            if constraints is not None and constraints.has_any(slots):
-                masks = constraints.draft_masks(slots, tokens[:, :place].cpu().numpy())
+            if under_grammar is not None:  # the matcher needs to know the drafts, so this waits for the device
+                masks = under_grammar.draft_masks(slots, tokens[:, :place].cpu().numpy())
             noise = 0 if self._is_coupled else DRAFT_NOISE
             previous, drawn_from = self._sampler.propose(row, slots, starts + place + 1, before, masks, noise=noise)
             self._keep_logits(slots, place, drawn_from)

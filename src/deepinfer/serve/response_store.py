@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import OrderedDict
+from collections.abc import Mapping
 from typing import Any
 
 from deepinfer.frontend.protocol_answers import ProtocolStream
@@ -16,11 +17,15 @@ MAX_KEPT_TOKENS = 2**20  # of the kept answers together
 
 
 class Stored:
-    """One answer. name: with the caller in front, so that nobody finds another's."""
+    """One answer.
 
-    def __init__(self, stream: ProtocolStream, exchange: Exchange, name: str, *, is_background: bool) -> None:
-        self.stream, self.name = stream, name
-        self.is_background, self.is_cancelled = is_background, False
+    name: with the caller in front, so that nobody finds another's. told: what the response object says of its request,
+    beside what `stream` knows.
+    """
+
+    def __init__(self, stream: ProtocolStream, exchange: Exchange, name: str, told: Mapping[str, Any]) -> None:
+        self.stream, self.name, self.told = stream, name, told
+        self.is_cancelled = False
         self.task: asyncio.Task[None] | None = None
         self._exchange = exchange
 
@@ -31,8 +36,7 @@ class Stored:
 
     def body(self) -> dict[str, Any]:
         """The response object as it stands."""
-        body: dict[str, Any] = json.loads(self.stream.response())
-        body["background"] = self.is_background
+        body: dict[str, Any] = json.loads(self.stream.response()) | dict(self.told)
         failure = self._exchange.failure
         if failure is not None and not isinstance(failure, ClientLeft):
             message = as_api_error(failure).message

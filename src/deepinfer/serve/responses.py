@@ -24,6 +24,10 @@ OWN = frozenset({
     "truncation", "stream_options", "previous_response_id", "conversation", "top_logprobs",
 })  # fmt: skip
 
+WITH_RESPONSE = frozenset(
+    f"response.{state}" for state in ("created", "in_progress", "queued", "completed", "incomplete", "failed")
+)
+
 
 async def create(request: Request) -> Response:
     """Answer an input; in the background if it says so."""
@@ -39,8 +43,13 @@ async def create(request: Request) -> Response:
     if is_stream and is_background:
         raise RequestError("stream and background are both set; a background answer is read with GET, give one of them")
     exchange = service.link.open([stream], known_as)
-    stored = Stored(stream, exchange, known_as[-1], is_background=is_background)
-    service.responses.add(stored, is_kept=fields.switch(body, "store", True) or is_background)
+    is_kept = fields.switch(body, "store", True) or is_background
+    told = {
+        "background": is_background, "store": is_kept, "metadata": fields.mapping(body, "metadata"),
+        "parallel_tool_calls": fields.switch(body, "parallel_tool_calls", True),
+    }  # fmt: skip
+    stored = Stored(stream, exchange, known_as[-1], told)
+    service.responses.add(stored, is_kept=is_kept)
     if not is_background:
         return service.answer(exchange, ResponsesWriter(stream, stored), is_stream=is_stream)
     stored.task = asyncio.create_task(_run(exchange, service.options.request_seconds))  # the loop alone would forget it
@@ -119,13 +128,13 @@ class ResponsesWriter(EventWriter):
         return self._stored.body()
 
     def _take(self) -> bytes:
-        events = self._stream.take_events()
-        if not self._stored.is_cancelled:
-            return b"".join(frame(name, text) for name, text in events)
-        return b"".join(self._as_cancelled(name, text) for name, text in events)
+        return b"".join(frame(name, self._told(name, text)) for name, text in self._stream.take_events())
 
-    def _as_cancelled(self, name: str | None, text: str) -> bytes:
+    def _told(self, name: str | None, text: str) -> str:
+        """The event; one that holds the response object tells it as `Stored` does."""
+        if name not in WITH_RESPONSE:
+            return text
         event = json.loads(text)
-        if "response" in event and event["response"]["status"] != "in_progress":
-            event["response"] = self._stored.body()
-        return frame(name, json.dumps(event))
+        is_over = self._stored.is_cancelled and event["response"]["status"] != "in_progress"
+        event["response"] = self._stored.body() if is_over else event["response"] | dict(self._stored.told)
+        return json.dumps(event, ensure_ascii=False)
