@@ -171,11 +171,12 @@ def test_results_come_in_the_order_of_the_prompts_whichever_ends_first(null: LLM
 
 def test_a_lower_priority_number_is_served_first() -> None:
     with LLM(goldens.CHECKPOINT, device="null", max_num_requests=1, num_blocks=64) as llm:
-        gate, executor, served = threading.Event(), llm._client.core.executor, []
+        entered, gate, executor, served = threading.Event(), threading.Event(), llm._client.core.executor, []
         execute = executor.execute
 
         def recorded(plan: StepPlan) -> StepResult:
-            gate.wait(10)
+            entered.set()
+            gate.wait(60)
             served.extend(setup.params.seed for setup in plan.setups)
             return execute(plan)
 
@@ -185,11 +186,12 @@ def test_a_lower_priority_number_is_served_first() -> None:
             params = sampled(max_tokens=2, seed=number)
             threads.append(threading.Thread(target=llm.generate, args=([1], params), kwargs={"priority": priority}))
             threads[-1].start()
+            assert entered.wait(60)  # the first holds the only slot before the others are known
             while llm.stats().num_running + llm.stats().num_waiting <= number:
                 time.sleep(0.001)
         gate.set()
         for thread in threads:
-            thread.join(10)
+            thread.join(60)
         assert served == [0, 2, 3, 1]
 
 
