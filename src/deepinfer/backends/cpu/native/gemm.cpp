@@ -13,7 +13,8 @@ namespace deepinfer {
 namespace {
 
 constexpr int TILE_ROWS = 12 / VECS;          // rows of x whose sums fill the registers
-constexpr int DIRECT_ROWS = 4;                // up to here weights are decoded straight into the products
+constexpr int DIRECT_TILE = 5;               // the same where weights are decoded straight into the products,
+constexpr int64_t DIRECT_ROWS = 10;          // which two tiles may do for themselves
 constexpr int64_t CHUNK = 256;                // columns that are decoded at a time, 16 KiB
 constexpr int64_t CACHED_BYTES = 192 << 10;  // of x that stay near while the panels go by
 constexpr int64_t ROUND_GRAIN = 16;          // rows of x that a thread rounds at least
@@ -88,9 +89,10 @@ struct Target {
     int64_t stride, count;
 };
 
+// Not inlined: the compiler's use of registers then does not depend on what stands around it.
 template <int R, class Source>
-void tile(const float* x, int64_t stride, int64_t columns, Source source, const uint8_t* exponents, float unit,
-          Target to, bool is_first) {
+__attribute__((noinline)) void tile(const float* x, int64_t stride, int64_t columns, Source source,
+                                    const uint8_t* exponents, float unit, Target to, bool is_first) {
     Line total[R];
     for (int r = 0; r < R; ++r) total[r] = is_first ? zero_line() : load_some(to.out + r * to.stride, to.count);
     add_columns<R>(x, stride, columns, source, exponents, unit, total);
@@ -105,6 +107,17 @@ void tile_of(int64_t rows, const float* x, int64_t stride, int64_t columns, Sour
         if (rows < MAX) return tile_of<MAX - 1>(rows, x, stride, columns, source, exponents, unit, to, is_first);
     }
     tile<MAX>(x, stride, columns, source, exponents, unit, to, is_first);
+}
+
+// All of `x` in tiles of about the same size, at most MAX rows each.
+template <int MAX, class Source>
+void tiles(const Rows& x, Source source, const uint8_t* exponents, float unit, Target to, bool is_first) {
+    const int64_t count = (x.count + MAX - 1) / MAX;
+    for (int64_t i = 0; i < count; ++i) {
+        const int64_t row = i * x.count / count, end = (i + 1) * x.count / count;
+        tile_of<MAX>(end - row, x.from + row * x.stride, x.stride, x.columns, source, exponents, unit,
+                     {to.out + row * to.stride, to.stride, to.count}, is_first);
+    }
 }
 
 struct Panel {
@@ -142,16 +155,11 @@ void decode(Source source, const uint8_t* exponents, int64_t start, int64_t colu
 template <class Source>
 void panel_of_many(const Rows& x, const Panel& panel, Source source, Target to) {
     alignas(64) float decoded[CHUNK * PANEL];
-    const int64_t num_tiles = (x.count + TILE_ROWS - 1) / TILE_ROWS;
     for (int64_t start = 0; start < x.columns; start += CHUNK) {
         const int64_t columns = std::min(CHUNK, x.columns - start);
         decode(source, panel.exponents, start, columns, decoded);
-        for (int64_t i = 0; i < num_tiles; ++i) {
-            const int64_t row = i * x.count / num_tiles, end = (i + 1) * x.count / num_tiles;
-            const Target part{to.out + row * to.stride, to.stride, to.count};
-            tile_of<TILE_ROWS>(end - row, x.from + row * x.stride + start, x.stride, columns, FloatSource{decoded},
-                               nullptr, 1.0f, part, start == 0);
-        }
+        tiles<TILE_ROWS>({x.from + start, x.count, x.stride, columns}, FloatSource{decoded}, nullptr, 1.0f, to,
+                         start == 0);
     }
 }
 
@@ -172,18 +180,16 @@ Rows whole_blocks(const float* x, int64_t count, int64_t stride, int64_t columns
 template <class Source, class Value = uint8_t>
 void panels(const float* x, int64_t count, int64_t stride, const Matrix& matrix, float* out, int64_t out_stride,
             int64_t first, int64_t last) {
-    const bool is_direct = count <= DIRECT_ROWS;
+    const bool is_wide = Source::COLUMNS == 1, is_direct = is_wide || count <= DIRECT_ROWS;
     const Rows rows = whole_blocks(x, count, stride, matrix.columns, is_direct ? Source::FACTOR : 1.0f);
     for (int64_t number = first; number < last; ++number) {
         const Panel panel = panel_at(matrix, number, rows.columns);
         const Source source{reinterpret_cast<const Value*>(panel.values)};
         const Target to{out + number * PANEL, out_stride, std::min<int64_t>(PANEL, matrix.rows - number * PANEL)};
-        if (is_direct) {
-            const float unit = 1.0f / (Source::UNIT * Source::FACTOR);
-            tile_of<DIRECT_ROWS>(count, rows.from, rows.stride, rows.columns, source, panel.exponents, unit, to, true);
-        } else {
-            panel_of_many(rows, panel, source, to);
-        }
+        const float unit = 1.0f / (Source::UNIT * Source::FACTOR);
+        if (is_wide) tiles<TILE_ROWS>(rows, source, nullptr, 1.0f, to, true);
+        else if (is_direct) tiles<DIRECT_TILE>(rows, source, panel.exponents, unit, to, true);
+        else panel_of_many(rows, panel, source, to);
     }
 }
 
