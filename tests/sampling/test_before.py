@@ -45,7 +45,7 @@ def test_lines_after_drafts_equal_lines_of_answers_that_hold_them(seed: int) -> 
     slots = np.array([slot for slot, _ in lines], dtype=np.int32)
     positions = np.array([2 + len(answers[slot - 1]) + place for slot, place in lines], dtype=np.int32)
     together = sampler_with(answers).sample(logits, slots, positions, None, before)
-    drafted, _ = sampler_with(answers).propose(logits, slots, positions, before)
+    drafted = sampler_with(answers).propose(logits, slots, positions, before).token_ids
     assert drafted.tolist() == together.token_ids.tolist()
     for line, (slot, place) in enumerate(lines):
         own = list(answers)

@@ -30,7 +30,7 @@ def first_two_tokens(acceptance: str, temperature: float) -> np.ndarray:
         sampler.set_slot(SlotSetup(slot, params, 1, np.zeros(1, dtype=np.int32)))
     slots, ones = np.arange(1, NUM_DRAWS + 1, dtype=np.int32), np.ones(NUM_DRAWS, dtype=np.int32)
     noise = 0 if acceptance == "coupled" else DRAFT_NOISE
-    drafted, drawn_from = sampler.propose(draft[:1].expand(NUM_DRAWS, -1), slots, ones, None, noise=noise)
+    drafted, drawn_from, _ = sampler.propose(draft[:1].expand(NUM_DRAWS, -1), slots, ones, None, noise=noise)
     # Two lines a row: after the prompt, and after the draft.
     logits = torch.stack([target[0].expand(NUM_DRAWS, -1), target[1 + drafted]], dim=1).flatten(0, 1)
     drafts = drafted.numpy().astype(np.int32)[:, None]

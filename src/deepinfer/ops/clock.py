@@ -21,7 +21,7 @@ GROUPS = {
     "head": ("head",),
     "draft head": ("tap", "draft_main", "draft_head", "draft_next"),
     "images": ("embed_patches", "vision_block", "align"),
-    "sampling": ("best_tokens", "draw"),
+    "sampling": ("best_tokens", "best_logprobs", "draw"),
     "tokens and tables": ("store_tokens", "read_tokens", "write_tokens", "read_table"),
 }
 GROUP_OF = {name: group for group, names in GROUPS.items() for name in names}

@@ -344,6 +344,10 @@ class Ops:
         """
         raise NotImplementedError
 
+    def best_logprobs(self, logits: Tensor) -> Tensor:
+        """The log-probability [n] float32 of each row's likeliest token; logits [n, V] float32, -inf = excluded."""
+        raise NotImplementedError
+
     def draw(self, logits: Tensor, temperature: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
         """One token per row [n] int64: argmax(logits / temperature + Gumbel noise of (seed, position)).
 
@@ -376,7 +380,7 @@ OP_NAMES = tuple(name for name, value in vars(Ops).items() if inspect.isfunction
 WHOLE_LAYERS = ("prepare_layers", "run_layers")
 OUTSIDE_LAYERS = (
     "embed", "head", "ngram_rows", "store_tokens", "read_tokens", "write_tokens", "read_table",
-    "best_tokens", "draw", "main_rows", "draft_main", "draft_head", "draft_next",
+    "best_tokens", "best_logprobs", "draw", "main_rows", "draft_main", "draft_head", "draft_next",
     "embed_patches", "vision_block", "align", *WHOLE_LAYERS,
 )  # fmt: skip
 

@@ -62,9 +62,10 @@ class Speculation:
         self._tokens = np.zeros((num_slots + 1, num_drafts), dtype=np.int32)
         self._signs = np.zeros((len(Signs._fields), num_slots + 1, num_drafts), dtype=np.float32)
         self._num_ready = np.zeros(num_slots + 1, dtype=np.int32)
+        self._num_useful = np.zeros(num_slots + 1, dtype=np.int32)
         nothing = np.zeros(num_drafts, dtype=np.int64)
         self._counts = DraftCounts(nothing, nothing, nothing, 0, 0.0)
-        self._eos_ids, self._ignores_eos = list(eos_ids), np.zeros(num_slots + 1, dtype=np.bool_)
+        self._eos_ids, self._ignores_eos = np.array(eos_ids, dtype=np.int32), np.zeros(num_slots + 1, dtype=np.bool_)
         self._is_coupled = acceptance == "coupled"
         self._drawn_from: Tensor | None = None  # with rejection: logits [num_slots + 1, drafts, vocab] of the drafts
         self._num_known = np.zeros(num_slots + 1, dtype=np.int32)
@@ -101,8 +102,8 @@ class Speculation:
         if constraints is not None:
             room = constraints.limit_drafts(slots, self._tokens, room)
         num_other = plan.num_tokens - int(plan.counts[~plan.is_prefill].sum())
-        signs, num_useful = Signs(*self._signs[:, slots]), self._count_to_end(slots)
-        return self.progress.resolve(plan, self._policy.choose(signs, room, num_useful, num_other))
+        signs = Signs(*self._signs[:, slots])
+        return self.progress.resolve(plan, self._policy.choose(signs, room, self._num_useful[slots], num_other))
 
     def before(self, lines: Lines) -> Before | None:
         """The drafts before each line; None when no row checks any."""
@@ -128,7 +129,7 @@ class Speculation:
         num_tokens = (lines.slots > 0).astype(np.int32)
         if not lines.is_single:
             num_tokens *= count_tokens(token_ids, is_usable, lines.counts, self._tokens[lines.slots])
-            checked, accepted = lines.counts - 1, np.minimum(num_tokens - 1, self._count_to_end(lines.slots)).clip(0)
+            checked, accepted = lines.counts - 1, np.minimum(num_tokens - 1, self._num_useful[lines.slots]).clip(0)
             rows = np.flatnonzero(checked)
             places = np.arange(self.num_drafts)
             self._policy.observe(Signs(*self._signs[:, lines.slots[rows]]), checked[rows], accepted[rows])
@@ -169,19 +170,20 @@ class Speculation:
             if under_grammar is not None:  # the matcher needs to know the drafts, so this waits for the device
                 masks = under_grammar.draft_masks(slots, tokens[:, :place].cpu().numpy())
             noise = 0 if self._is_coupled else DRAFT_NOISE
-            previous, drawn_from = self._sampler.propose(row, slots, starts + place + 1, before, masks, noise=noise)
-            self._keep_logits(slots, place, drawn_from)
-            tokens[:, place] = previous
-            signs.append(torch.stack([confidence, drawn_from.amax(-1) - drawn_from.logsumexp(-1)]))
+            drafted = self._sampler.propose(row, slots, starts + place + 1, before, masks, noise=noise)
+            self._keep_logits(slots, place, drafted.logits)
+            previous = tokens[:, place] = drafted.token_ids
+            signs.append(torch.stack([confidence, drafted.logprobs]))
             self._builder.store(previous, slots, starts + place + 1)
         self._tokens[slots], self._num_ready[slots] = tokens.cpu().numpy(), self.num_drafts
+        self._num_useful[slots] = self._count_to_end(slots)
         self._signs[:, slots] = torch.stack(signs, dim=-1).cpu().numpy()
         self._counts = dataclasses.replace(self._counts, proposed=self._counts.proposed + len(rows))
         policy.observe_drafting(len(rows), time.monotonic() - started)
 
     def _count_to_end(self, slots: Int32) -> Int32:
         """Drafts [rows] up to and with the first that ends its answer; all of them where none does."""
-        is_end = np.isin(self._tokens[slots], self._eos_ids) & ~self._ignores_eos[slots][:, None]
+        is_end = (self._tokens[slots][..., None] == self._eos_ids).any(-1) & ~self._ignores_eos[slots][:, None]
         return np.where(is_end.any(axis=1), is_end.argmax(axis=1) + 1, self.num_drafts).astype(np.int32)
 
     def _keep_logits(self, slots: Int32, place: int, logits: Tensor) -> None:

@@ -89,7 +89,7 @@ def _draft(runner: Runner, head: DraftHead, num_rows: int, num_drafts: int) -> N
     x, logits = x.unflatten(0, (num_rows, -1)), logits.unflatten(0, (num_rows, -1))
     for place in range(num_drafts):
         row, _ = head.next(logits[:, place], x[:, place], previous)
-        previous, _ = runner.sampler.propose(row, zeros, zeros + POSITION, None)
+        previous = runner.sampler.propose(row, zeros, zeros + POSITION, None).token_ids
     previous.cpu()
 
 

@@ -35,6 +35,14 @@ class Sampled(NamedTuple):
     logprobs: TokenLogprobs | None  # None when no row asks
 
 
+class Drafted(NamedTuple):
+    """One draft per row, on the device of the logits."""
+
+    token_ids: Tensor  # [rows] int64
+    logits: Tensor  # [rows, vocab] that they were drawn from
+    logprobs: Tensor  # [rows] float32, of the likeliest token among these
+
+
 def make_changes(num_slots: int, vocab_size: int, eos_ids: Sequence[int], device: torch.device) -> tuple[Stage, ...]:
     """The stages before the filters, in their order: what is excluded or biased first, then the penalties."""
     return (
@@ -109,8 +117,8 @@ class Sampler:
         masks: RowMasks | None = None,
         *,
         noise: int = 0,
-    ) -> tuple[Tensor, Tensor]:
-        """Draw drafts [rows] int64 as `sample` draws tokens; also gives what they were drawn from [rows, vocab].
+    ) -> Drafted:
+        """Draw drafts as `sample` draws tokens.
 
         masks: what grammars allow there; None = there are none.
         noise: which stream the draw takes; 0 = the one of `sample`, so that good drafts equal what it will draw.
@@ -124,7 +132,7 @@ class Sampler:
             token_ids = self._draw(processed, params, noise)
         else:
             token_ids, _ = self._ops.best_tokens(processed)
-        return self._golden.force(token_ids, params), processed
+        return Drafted(self._golden.force(token_ids, params), processed, self._ops.best_logprobs(processed))
 
     def observe(self, slots: NDArray[np.int32], token_ids: Tensor) -> None:
         """The answers in these slots [n], all different, go on with these tokens [n] int64."""

@@ -79,3 +79,7 @@ def test_strided_inputs_are_taken_and_wrong_shapes_refused() -> None:
     assert torch.equal(cpu.tap(pair.spread(random(3, STREAMS, HIDDEN))), cpu.tap(random(3, STREAMS, HIDDEN)))
     with pytest.raises(ShapeError, match="previous"):
         cpu.draft_next(logits[:, 1], x[:, 1], previous[:5], draft)
+    with pytest.raises(ShapeError, match="tokens reach from 0 to 200; they must be ids below 200"):
+        cpu.draft_next(logits[:, 1], x[:, 1], torch.tensor([0, 1, 2, 3, 4, VOCAB]), draft)
+    with pytest.raises(ShapeError, match="x has shape"):
+        cpu.draft_next(logits[:, 1], x[:5, 1], previous, draft)

@@ -64,3 +64,13 @@ def test_best_tokens_takes_the_lower_of_equal_ids_and_marks_what_is_not_finite(o
     assert token_ids.dtype == torch.int64 and token_ids.tolist() == [1, 0, 0, 0, 0, 2]
     assert is_finite.tolist() == [True, True, False, False, False, True]
     assert ops.best_tokens(torch.zeros(0, 4))[0].shape == (0,)
+
+
+@pytest.mark.parametrize("ops", [pair.reference(), pair.cpu()], ids=["reference", "cpu"])
+def test_best_logprobs_are_those_of_the_likeliest_tokens(ops):
+    inf = float("inf")
+    rows = [[0.0, 0.0, 0.0, 0.0], [-inf, 5.0, -inf, -inf], [0.0, 1.0, 2.0, 3.0], [1e4, -1e4, 0.0, 0.0]]
+    expected = [-np.log(4), 0.0, -np.log(1 + np.exp(-1) + np.exp(-2) + np.exp(-3)), 0.0]
+    assert ops.best_logprobs(torch.tensor(rows)).tolist() == pytest.approx(expected, abs=1e-6)
+    assert ops.best_logprobs(torch.full((1, 3), -inf)).isnan().all()
+    assert ops.best_logprobs(torch.zeros(0, 4)).shape == (0,)

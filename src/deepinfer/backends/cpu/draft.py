@@ -7,28 +7,40 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from deepinfer.backends.cpu.embedding import CpuHead, HeadStruct, head
 from deepinfer.backends.cpu.hyper import MAX_STREAMS
-from deepinfer.backends.cpu.library import native
-from deepinfer.backends.cpu.matrix import Matrix, multiply, prepare_matrix
-from deepinfer.backends.cpu.tensors import dense, empty, numbers
+from deepinfer.backends.cpu.library import native, short_native
+from deepinfer.backends.cpu.matrix import Matrix, MatrixStruct, prepare_matrix
+from deepinfer.backends.cpu.tensors import FLOAT, POINTER, dense, empty, numbers, rows_of
+from deepinfer.errors import ShapeError
 from deepinfer.ops.reference.shapes import expect, require
 from deepinfer.ops.weights import DraftWeights
+
+SHORT_TOKENS = 16  # up to so many, main vectors take less time than to get the GIL back
+
+
+class DraftStruct(ctypes.Structure):
+    """`struct Draft` of native/draft.cpp."""
+
+    _fields_ = (
+        ("main_proj", MatrixStruct),
+        ("markov_head", MatrixStruct),
+        ("confidence", MatrixStruct),
+        ("main_norm", POINTER),
+        ("markov_embed", POINTER),
+        ("main_eps", FLOAT),
+    )
 
 
 @dataclass(frozen=True)
 class CpuDraft:
-    """Projections of the draft head; markov_embed [V, rank] as it is stored."""
+    """Head and projections of the draft head. held: what the struct points into."""
 
-    main_proj: Matrix
-    main_norm: Tensor
-    main_eps: float
     head: CpuHead
-    markov_embed: Tensor
-    markov_head: Matrix
-    confidence: Matrix
+    held: tuple[Matrix | Tensor, ...]
+    struct: DraftStruct
+    address: int
 
 
 def tap(streams: Tensor) -> Tensor:
@@ -42,25 +54,40 @@ def tap(streams: Tensor) -> Tensor:
 
 def prepare_draft(draft: DraftWeights, head: CpuHead) -> CpuDraft:
     """Pack the weights; the output matrix is the one that `head` holds."""
-    norm = numbers(draft.norm.weight.value)
+    norm, main_norm = numbers(draft.norm.weight.value), numbers(draft.main_norm.weight.value)
     expect("draft norm", norm, (head.matrix.columns,))
-    struct = HeadStruct(head.matrix.structs[0], norm.data_ptr(), draft.norm.eps)
+    main_proj = prepare_matrix(draft.main_proj, rounds=True)
+    markov_head, confidence = prepare_matrix(draft.markov_head), prepare_matrix(draft.confidence)
+    embed = draft.markov_embed.value.contiguous()
+    expect("draft main norm", main_norm, (main_proj.rows,))
+    expect("markov embedding", embed, (markov_head.rows, markov_head.columns), torch.bfloat16)
+    require(
+        (confidence.rows, confidence.columns) == (1, head.matrix.columns + markov_head.columns),
+        f"the confidence matrix is {confidence.rows} x {confidence.columns}; "
+        f"it must be 1 x {head.matrix.columns} + {markov_head.columns}",
+    )
+    head_struct = HeadStruct(head.matrix.structs[0], norm.data_ptr(), draft.norm.eps)
+    struct = DraftStruct(
+        *(matrix.structs[0] for matrix in (main_proj, markov_head, confidence)),
+        main_norm.data_ptr(), embed.data_ptr(), draft.main_norm.eps,
+    )  # fmt: skip
     return CpuDraft(
-        main_proj=prepare_matrix(draft.main_proj, rounds=True),
-        main_norm=numbers(draft.main_norm.weight.value),
-        main_eps=draft.main_norm.eps,
-        head=CpuHead(head.matrix, norm, struct, ctypes.addressof(struct)),
-        markov_embed=draft.markov_embed.value.contiguous(),
-        markov_head=prepare_matrix(draft.markov_head),
-        confidence=prepare_matrix(draft.confidence),
+        head=CpuHead(head.matrix, norm, head_struct, ctypes.addressof(head_struct)),
+        held=(main_proj, markov_head, confidence, main_norm, embed),
+        struct=struct,
+        address=ctypes.addressof(struct),
     )
 
 
 def draft_main(taps: Tensor, draft: CpuDraft) -> Tensor:
     """Main vectors [T, H] float32 of taps [T, taps, H]."""
     expect("taps", taps, (None, None, None), torch.float32)
-    projected = multiply(taps.flatten(1), draft.main_proj)
-    return F.rms_norm(projected, draft.main_norm.shape, draft.main_norm, draft.main_eps)
+    matrix, num_tokens = draft.struct.main_proj, len(taps)
+    taps = dense("taps", taps.flatten(1), (num_tokens, matrix.columns))
+    out = empty(num_tokens, matrix.rows)
+    library = short_native() if num_tokens <= SHORT_TOKENS else native()
+    library.draft_main(draft.address, taps.data_ptr(), num_tokens, out.data_ptr())
+    return out
 
 
 def draft_head(streams: Tensor, pre: Tensor, draft: CpuDraft) -> tuple[Tensor, Tensor]:
@@ -69,8 +96,19 @@ def draft_head(streams: Tensor, pre: Tensor, draft: CpuDraft) -> tuple[Tensor, T
 
 
 def draft_next(logits: Tensor, x: Tensor, previous: Tensor, draft: CpuDraft) -> tuple[Tensor, Tensor]:
-    """Logits [n, V] with the Markov term of the previous tokens [n] int64, and raw confidences [n]."""
-    expect("previous", previous, (len(logits),))
-    embedded = F.embedding(previous, draft.markov_embed).float()
-    confidence = multiply(torch.cat([x, embedded], dim=-1), draft.confidence)[:, 0]
-    return multiply(embedded, draft.markov_head).add_(logits), confidence
+    """Logits [n, V] with the Markov term of the previous tokens [n] int64, and raw confidences [n].
+
+    Raises ShapeError for a token that the embedding does not have.
+    """
+    num_rows, vocabulary = len(logits), draft.struct.markov_head.rows
+    expect("previous", previous, (num_rows,))
+    previous = dense("previous", previous, (num_rows,), torch.int64)
+    logits, x = rows_of("logits", logits, vocabulary), rows_of("x", x, draft.head.matrix.columns)
+    expect("x", x, (num_rows, None))
+    out, confidence = empty(num_rows, vocabulary), empty(num_rows)
+    if short_native().draft_next(
+        draft.address, logits.data_ptr(), logits.stride(0), x.data_ptr(), x.stride(0), previous.data_ptr(), num_rows,
+        out.data_ptr(), confidence.data_ptr(),
+    ):  # fmt: skip
+        raise ShapeError(f"tokens reach from {previous.min()} to {previous.max()}; they must be ids below {vocabulary}")
+    return out, confidence

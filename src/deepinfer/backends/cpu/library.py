@@ -26,6 +26,8 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "attention_inputs": (None, POINTER, POINTER, LONG, POINTER, LONG, POINTER, POINTER, POINTER),
     "main_rows": (None, POINTER, POINTER, LONG, POINTER, LONG, POINTER),
     "tap": (None, POINTER, LONG, LONG, LONG, POINTER, LONG),
+    "draft_main": (None, POINTER, POINTER, LONG, POINTER),
+    "draft_next": (LONG, POINTER, POINTER, LONG, POINTER, LONG, POINTER, LONG, POINTER, POINTER),
     "project_out": (None, POINTER, POINTER, LONG, POINTER),
     "pack_rows": (None, POINTER, LONG, LONG, LONG, POINTER),
     "unpack_rows": (None, POINTER, LONG, LONG, LONG, POINTER),

@@ -60,6 +60,7 @@ FUNCTIONS: tuple[Callable[..., Any], ...] = (
     tokens.write_tokens,
     tokens.read_table,
     tokens.best_tokens,
+    tokens.best_logprobs,
 )
 
 

@@ -48,3 +48,11 @@ def best_tokens(logits: Tensor) -> tuple[Tensor, Tensor]:
     is_finite = np.isfinite(values[np.arange(len(values)), token_ids])
     token_ids[~is_finite] = 0
     return torch.from_numpy(token_ids), torch.from_numpy(is_finite)
+
+
+def best_logprobs(logits: Tensor) -> Tensor:
+    """The log-probability [n] float32 of each row's likeliest token."""
+    values = logits.numpy()
+    with np.errstate(invalid="ignore"):  # a row of -inf gives NaN
+        shares = np.exp(values - values.max(axis=1, keepdims=True))
+    return torch.from_numpy(-np.log(shares.sum(axis=1)))

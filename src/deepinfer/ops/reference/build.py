@@ -59,6 +59,7 @@ FUNCTIONS: tuple[Callable[..., Any], ...] = (
     tokens.write_tokens,
     tokens.read_table,
     sample.best_tokens,
+    sample.best_logprobs,
     sample.draw,
     vision.prepare_patches,
     vision.embed_patches,

@@ -27,6 +27,11 @@ def best_tokens(numerics: Numerics, logits: Tensor) -> tuple[Tensor, Tensor]:
     return token_ids.where(is_finite, 0), is_finite
 
 
+def best_logprobs(numerics: Numerics, logits: Tensor) -> Tensor:
+    """The log-probability [n] float32 of each row's likeliest token."""
+    return logits.amax(-1) - logits.logsumexp(-1)
+
+
 def draw(numerics: Numerics, logits: Tensor, temperature: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
     """argmax(logits / temperature + noise) per row [n] int64, ties to the lower id; temperature 0: no noise.
 

@@ -27,11 +27,7 @@ EXPORT int64_t embed(const int64_t* tokens, int64_t count, const uint16_t* table
                      int64_t num_streams, float* streams, float* pre) {
     for (int64_t t = 0; t < count; ++t, streams += num_streams * hidden, pre += num_streams) {
         if (tokens[t] < 0 || tokens[t] >= vocabulary) return 1;
-        const uint16_t* row = table + tokens[t] * hidden;
-        for (int64_t h = 0; h < hidden; ++h) {
-            const uint32_t wide = static_cast<uint32_t>(row[h]) << 16;
-            std::memcpy(streams + h, &wide, 4);
-        }
+        widen_bf16(table + tokens[t] * hidden, hidden, streams);
         for (int64_t i = 1; i < num_streams; ++i) std::copy_n(streams, hidden, streams + i * hidden);
         for (int64_t i = 0; i < num_streams; ++i) pre[i] = i == 0 ? 1.0f : 0.0f;
     }

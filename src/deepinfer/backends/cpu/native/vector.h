@@ -112,6 +112,13 @@ inline void store(float* to, Vec value, int64_t left) {
     std::memcpy(to, lanes, left * sizeof(float));
 }
 
+inline void widen_bf16(const uint16_t* from, int64_t count, float* to) {
+    for (int64_t i = 0; i < count; ++i) {
+        const uint32_t wide = static_cast<uint32_t>(from[i]) << 16;
+        std::memcpy(to + i, &wide, 4);
+    }
+}
+
 // sum of a[i] * b[i]: 4 x LANES sums side by side, then pairwise.
 inline float dot(const float* a, const float* b, int64_t count) {
     Vec total[4] = {};
