@@ -52,8 +52,5 @@ class GrammarLibrary(Protocol):
     def matcher(self, loaded: Any) -> Matcher:
         """A matcher at the start of the grammar."""
 
-    def accept_all(self, matchers: Sequence[Any], token_ids: Sequence[int]) -> list[bool]:
-        """`accept` of one token each, in one call."""
-
     def fill_all(self, matchers: Sequence[Any], masks: Masks, rows: Sequence[int]) -> None:
         """`fill` of these rows of `masks`, one for each matcher, in one call."""

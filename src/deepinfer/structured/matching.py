@@ -97,8 +97,7 @@ class MatcherState:
         for slot, number, tokens in step.opens:
             self._limit(slot, 1 + REPLAY_ROWS * len(tokens))
             self._matchers[slot] = self._library.matcher(self._grammars[number])
-            for token in tokens:
-                self._accept([(slot, token)], errors)
+            self._accept([(slot, token) for token in tokens], errors)
         if step.is_careful:
             for line in step.accepts:
                 self._limit(line[0], 1)
@@ -116,27 +115,20 @@ class MatcherState:
         signal.setitimer(signal.ITIMER_PROF, ROW_SECONDS * num_rows)
 
     def _accept(self, lines: list[tuple[int, int]], errors: dict[int, str]) -> None:
-        """Tokens after the end of an answer come from rows planned ahead; they change nothing."""
-        while lines:
-            now: dict[int, int] = {}  # the next token of each slot
-            later = []
-            for slot, token in lines:
-                if slot in now:
-                    later.append((slot, token))
-                else:
-                    now[slot] = token
-            self._accept_one_each(list(now.items()), errors)
-            lines = later
+        """An answer that ends, or goes on with what its grammar forbids, has no matcher any more.
 
-    def _accept_one_each(self, lines: list[tuple[int, int]], errors: dict[int, str]) -> None:
-        lines = [line for line in lines if self._is_live(line[0])]
-        if not lines:
-            return
-        accepted = self._library.accept_all([self._matchers[slot] for slot, _ in lines], [token for _, token in lines])
-        for (slot, token), is_accepted in zip(lines, accepted, strict=True):
-            if not is_accepted:
+        Tokens after the end of an answer come from rows planned ahead; they change nothing.
+        """
+        matchers = self._matchers
+        for slot, token in lines:
+            matcher = matchers.get(slot)
+            if matcher is None:
+                continue
+            if not matcher.accept(token):
                 errors[slot] = f"the grammar does not allow token {token}, which was generated"
-                del self._matchers[slot]
+                del matchers[slot]
+            elif matcher.is_ended:
+                del matchers[slot]
 
     def _fill(self, fills: list[Fill]) -> None:
         """Write masks, those after as many drafts in one call.
@@ -144,28 +136,32 @@ class MatcherState:
         Masks of ended and of failed answers, and those behind a draft that is not allowed, allow everything: nobody
         will read what is drawn.
         """
+        walks = []
         for fill in fills:
-            self._masks[fill.line + fill.first : fill.line + fill.first + fill.num_masks] = -1
-        walks = [_Walk(self._matchers[fill.slot], fill) for fill in fills if self._is_live(fill.slot)]
+            if (matcher := self._matchers.get(fill.slot)) is not None:
+                walks.append(_Walk(matcher, fill))
+            else:
+                self._allow_all(fill, fill.first)
         now, place = walks, 0
         while now:
             if wanted := [walk for walk in now if walk.fill.first <= place]:
                 lines = [walk.fill.line + place for walk in wanted]
                 self._library.fill_all([walk.matcher for walk in wanted], self._masks, lines)
-            now = self._accept_drafts([walk for walk in now if place < len(walk.fill.drafts)], place)
+            now = [walk for walk in now if place < len(walk.fill.drafts) and self._accept_draft(walk, place)]
             place += 1
         for walk in walks:
-            walk.matcher.rollback(walk.num_accepted)
+            if walk.num_accepted:
+                walk.matcher.rollback(walk.num_accepted)
 
-    def _accept_drafts(self, walks: list[_Walk], place: int) -> list[_Walk]:
-        """Those that go on behind their draft at this place."""
-        if not walks:
-            return []
-        drafts = [walk.fill.drafts[place] for walk in walks]
-        accepted = self._library.accept_all([walk.matcher for walk in walks], drafts)
-        for walk, is_accepted in zip(walks, accepted, strict=True):
-            walk.num_accepted += is_accepted
-        return [walk for walk in walks if walk.num_accepted > place and not walk.matcher.is_ended]
+    def _accept_draft(self, walk: _Walk, place: int) -> bool:
+        """Whether a walk goes on behind its draft at this place."""
+        is_accepted = walk.matcher.accept(walk.fill.drafts[place])
+        walk.num_accepted += is_accepted
+        if is_accepted and not walk.matcher.is_ended:
+            return True
+        self._allow_all(walk.fill, place + 1)
+        return False
 
-    def _is_live(self, slot: int) -> bool:
-        return slot in self._matchers and not self._matchers[slot].is_ended
+    def _allow_all(self, fill: Fill, first: int) -> None:
+        """In the masks of a fill from the one behind its first `first` drafts on, of those that are wanted."""
+        self._masks[fill.line + max(first, fill.first) : fill.line + len(fill.drafts) + 1] = -1

@@ -17,8 +17,9 @@ import re
 import sys
 import tempfile
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ from deepinfer.structured.spaces import SpaceLimit
 
 VERSION = "0.2.9"
 JSON, BOUNDED = b"json", b"bounded"  # before a grammar's data: its text is JSON; strings in it have a bounded length
+ENDED, OPENS_SURROGATE = -4, -3  # states beside those of `SpaceLimit`, to which they are like any in a string
 RAW_BYTES = 0  # the vocabulary is given as bytes
 
 
@@ -42,27 +44,24 @@ class XGrammarMatcher:
     control characters in JSON strings of bounded length (has_bounds), and many spaces in JSON texts (is_json).
     """
 
+    __slots__ = ("_has_bounds", "_is_json", "_states", "_tables", "handle")
+
     def __init__(self, handle: Any, tables: _Tables, *, is_json: bool, has_bounds: bool) -> None:
         self.handle, self._tables, self._is_json, self._has_bounds = handle, tables, is_json, has_bounds
-        self._opens_surrogate = [False]  # before the first token, after the first, ...
-        self._spaces = [0]  # the same, states of `SpaceLimit`
+        self._states = [0]  # before the first token, after the first, ...: of `SpaceLimit`, or one of `_Tables.states`
 
     def accept(self, token_id: int) -> bool:
-        spaces = self.spaces_after(token_id)
-        return spaces is not None and self.note(token_id, spaces, bool(self.handle.accept_token(token_id, False)))
-
-    def spaces_after(self, token_id: int) -> int | None:
-        """The state of `SpaceLimit` behind a token; None when the handle is not asked, since it is forbidden."""
-        if token_id in self._tables.no_text:  # of which xgrammar would write a warning
-            return None
-        return self._tables.spaces.after(self._spaces[-1], token_id) if self._is_json else 0
-
-    def note(self, token_id: int, spaces: int, is_accepted: bool) -> bool:
-        """Remember a token that the handle was given, and `spaces_after` it."""
-        if is_accepted:
-            self._opens_surrogate.append(token_id in self._tables.openers)
-            self._spaces.append(spaces)
-        return is_accepted
+        tables = self._tables
+        if token_id in tables.no_text:  # of which xgrammar would write a warning
+            return False
+        if not self.handle.accept_token(token_id, False):
+            return False
+        state = tables.spaces.after(self._states[-1], token_id) if self._is_json else 0
+        if state is None:
+            self.handle.rollback(1)
+            return False
+        self._states.append(tables.states.get(token_id, state))
+        return True
 
     def fill(self, masks: Masks, row: int) -> None:
         self.handle.fill_next_token_bitmask(masks, row, False)
@@ -70,18 +69,13 @@ class XGrammarMatcher:
 
     def restrict(self, masks: Masks, row: int) -> None:
         """Take back what the handle's mask allows wrongly."""
-        masks[row, -1] &= self._tables.last_word
-        if self._opens_surrogate[-1]:
-            masks[row] &= self._tables.no_surrogate
-        if self._has_bounds:
-            masks[row] &= self._tables.no_control
-        if self._is_json and (few_spaces := self._tables.spaces.mask(self._spaces[-1])) is not None:
-            masks[row] &= few_spaces
+        allowed = self._tables.allowed(self._states[-1], self._is_json, self._has_bounds)
+        if allowed is not None:
+            masks[row] &= allowed
 
     def rollback(self, count: int) -> None:
         self.handle.rollback(count)
-        del self._opens_surrogate[len(self._opens_surrogate) - count :]
-        del self._spaces[len(self._spaces) - count :]
+        del self._states[len(self._states) - count :]
 
     @property
     def is_complete(self) -> bool:
@@ -89,30 +83,50 @@ class XGrammarMatcher:
 
     @property
     def is_ended(self) -> bool:
-        return bool(self.handle.is_terminated())
+        return self._states[-1] == ENDED
 
 
 class _Tables:
     """What is known of each token.
 
-    openers: those that end with the first byte of U+D000 to U+DFFF. no_text: those that no grammar allows.
+    no_text: those that no grammar allows. states: what is known behind a token, whatever was before it: that the answer
+    is ended, or that the first byte of U+D000 to U+DFFF was written, in a JSON text always in a string.
     """
 
     def __init__(self, vocabulary: list[bytes], vocab_size: int, end_ids: Sequence[int]) -> None:
         texts = dict(enumerate(vocabulary))
         self.no_text = {token for token in range(vocab_size) if not texts.get(token)} - set(end_ids)
         self.num_words = -(-vocab_size // 32)
-        self.last_word = np.uint32(2 ** (vocab_size - 32 * (self.num_words - 1)) - 1).view(np.int32)
-        self.openers = {token for token, text in enumerate(vocabulary) if text.endswith(b"\xed")}
-        self.no_surrogate = self._without(vocabulary, re.compile(rb"[\xa0-\xbf]"))
+        self.states = dict.fromkeys(_matching(vocabulary, rb"(?s).*\xed\Z"), OPENS_SURROGATE)
+        self.states |= dict.fromkeys(end_ids, ENDED)
         self.spaces = SpaceLimit(vocabulary, self.num_words, MAX_SPACES)
-        self.no_control = self._without(vocabulary, re.compile(rb"(?s).*[\x00-\x09\x0b\x0c\x0e-\x1f]"))
+        self.allowed = lru_cache(maxsize=None)(self._allowed)
+        self._is_token = self._without(range(vocab_size, 32 * self.num_words))
+        self._no_surrogate = self._without(_matching(vocabulary, rb"[\xa0-\xbf]"))
+        self._no_control = self._without(_matching(vocabulary, rb"(?s).*[\x00-\x09\x0b\x0c\x0e-\x1f]"))
 
-    def _without(self, vocabulary: list[bytes], pattern: re.Pattern[bytes]) -> NDArray[np.int32]:
-        """[words] all tokens but those that match."""
+    def _allowed(self, state: int, is_json: bool, has_bounds: bool) -> NDArray[np.int32] | None:
+        """[words] the tokens that may come whatever the handle says; None when these are all."""
+        allowed = self._is_token
+        if state == OPENS_SURROGATE:
+            allowed = allowed & self._no_surrogate
+        if has_bounds:
+            allowed = allowed & self._no_control
+        if is_json and (few_spaces := self.spaces.mask(state)) is not None:
+            allowed = allowed & few_spaces
+        return allowed if (allowed != -1).any() else None
+
+    def _without(self, tokens: Iterable[int]) -> NDArray[np.int32]:
+        """[words] all tokens but these."""
         flags = np.ones(32 * self.num_words, dtype=np.uint8)
-        flags[[token for token, text in enumerate(vocabulary) if pattern.match(text)]] = 0
+        flags[list(tokens)] = 0
         return np.packbits(flags, bitorder="little").view(np.int32)
+
+
+def _matching(vocabulary: list[bytes], pattern: bytes) -> list[int]:
+    """The tokens whose text begins as the pattern says."""
+    matches = re.compile(pattern).match
+    return [token for token, text in enumerate(vocabulary) if matches(text)]
 
 
 class XGrammar:
@@ -129,6 +143,7 @@ class XGrammar:
         self._tables = _Tables(vocabulary, vocab_size, end_ids)
         self.num_words = self._tables.num_words
         self._core = _load_core()
+        self._array = importlib.import_module("tvm_ffi").Array
         self._vocabulary = self._core.TokenizerInfo(vocabulary, RAW_BYTES, vocab_size, list(end_ids), False)
         self._compiler = self._core.GrammarCompiler(self._vocabulary, 1, False, -1, False)  # one thread, no cache
         self._batch = self._core.BatchGrammarMatcher(1)  # in this thread, so that a forked process has it too
@@ -159,18 +174,10 @@ class XGrammar:
         handle = self._core.GrammarMatcher(compiled, None, False, -1, None)
         return XGrammarMatcher(handle, self._tables, is_json=JSON in rules, has_bounds=BOUNDED in rules)
 
-    def accept_all(self, matchers: Sequence[XGrammarMatcher], token_ids: Sequence[int]) -> list[bool]:
-        spaces = [matcher.spaces_after(token) for matcher, token in zip(matchers, token_ids, strict=True)]
-        if None in spaces:
-            return [matcher.accept(token) for matcher, token in zip(matchers, token_ids, strict=True)]
-        handles = [matcher.handle for matcher in matchers]
-        accepted = self._core.BatchGrammarMatcher.batch_accept_token(handles, list(token_ids), False)
-        given = zip(matchers, token_ids, spaces, accepted, strict=True)
-        return [matcher.note(token, state or 0, bool(ok)) for matcher, token, state, ok in given]
-
     def fill_all(self, matchers: Sequence[XGrammarMatcher], masks: Masks, rows: Sequence[int]) -> None:
-        handles = [matcher.handle for matcher in matchers]
-        self._batch.batch_fill_next_token_bitmask(handles, masks, list(rows), False)
+        array = self._array  # lists would be read with a call for each element
+        handles = array([matcher.handle for matcher in matchers])
+        self._batch.batch_fill_next_token_bitmask(handles, masks, array(rows), False)
         for row, matcher in zip(rows, matchers, strict=True):
             matcher.restrict(masks, row)
 
