@@ -37,7 +37,7 @@ from deepinfer.messages import SlotSetup
 from deepinfer.sampling.masks import exclude_masked
 from deepinfer.sampling.params import SamplingParams
 from deepinfer.structured.grammar import CompiledGrammar
-from deepinfer.structured.matching import Fill, MatcherState, Step
+from deepinfer.structured.matching import MatcherState, Step
 from deepinfer.structured.rows import ConstrainedRows
 from deepinfer.structured.server import GrammarServer
 from deepinfer.structured.xgrammar_library import XGrammar
@@ -150,7 +150,7 @@ def run(
         step = Step(
             opens=[(slot, compiled[slot].number, []) for slot in new],
             accepts=[(slot, int(tokens[slot])) for slot in range(num_rows) if slot not in new],
-            fills=[Fill(slot, slot, []) for slot in range(num_rows)],
+            fills=[(slot, slot, [], 0) for slot in range(num_rows)],
         )
         times["cold"].append(milliseconds(lambda step=step: state.run(step)))
         assert (state._masks[:num_rows] == masks.bits).all(), "the two ways give different masks"
@@ -190,7 +190,7 @@ def replay(
             else:
                 number, rest = next(source)
                 step.opens.append((slot, number, []))
-            step.fills.append(Fill(slot, slot * (1 + num_drafts), rest[:num_drafts]))
+            step.fills.append((slot, slot * (1 + num_drafts), rest[:num_drafts], 0))
             now[slot] = rest
         times.append(milliseconds(lambda step=step: state.run(step)))
     return times

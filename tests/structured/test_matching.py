@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from deepinfer.structured.matching import LOAD_ROWS, NOBODY, REPLAY_ROWS, Fill, MatcherState, Step
+from deepinfer.structured.matching import LOAD_ROWS, NOBODY, REPLAY_ROWS, MatcherState, Step
 from deepinfer.structured.server import COMPILE_SECONDS
 from grammar_walker import EOS
 
@@ -23,7 +23,7 @@ def state(walker, memory):
 
 def fills(*slots):
     """One mask each, in this order in memory."""
-    return [Fill(slot, line, []) for line, slot in enumerate(slots)]
+    return [(slot, line, [], 0) for line, slot in enumerate(slots)]
 
 
 def allowed(walker, memory, row):
@@ -89,7 +89,7 @@ def test_several_tokens_of_one_slot_are_taken_in_order(state, walker, memory):
 @pytest.mark.parametrize("is_careful", [False, True])
 def test_masks_along_drafts_leave_the_answer_where_it_was(state, walker, memory, is_careful):
     opens = [(1, 2, []), (2, 1, [])]
-    wanted = [Fill(1, 0, [ord("y"), ord("e")]), Fill(2, 3, [])]
+    wanted = [(1, 0, [ord("y"), ord("e")], 0), (2, 3, [], 0)]
     for _ in range(2):
         assert state.run(Step(opens=opens, fills=wanted, is_careful=is_careful)) == {}
         assert [allowed(walker, memory, row) for row in range(4)] == [[110, 121], [101], [115], DIGITS]
@@ -100,7 +100,7 @@ def test_masks_along_drafts_leave_the_answer_where_it_was(state, walker, memory,
 def test_only_the_masks_from_the_first_wanted_one_on_are_written(state, walker, memory, is_careful):
     opens, drafts = [(1, 2, []), (2, 1, [])], [ord("y"), ord("e")]
     memory[1:] = 0
-    state.run(Step(opens=opens, fills=[Fill(1, 0, drafts, first=2), Fill(2, 3, [])], is_careful=is_careful))
+    state.run(Step(opens=opens, fills=[(1, 0, drafts, 2), (2, 3, [], 0)], is_careful=is_careful))
     assert [allowed(walker, memory, row) for row in range(4)] == [[], [], [ord("s")], DIGITS]
 
 
@@ -108,7 +108,7 @@ def test_only_the_masks_from_the_first_wanted_one_on_are_written(state, walker, 
 def test_masks_behind_a_forbidden_draft_allow_everything(state, walker, memory, is_careful):
     opens = [(1, 2, []), (2, 1, [])]
     memory[1:] = 0
-    state.run(Step(opens=opens, fills=[Fill(1, 0, [ord("x"), ord("e")], first=1)], is_careful=is_careful))
+    state.run(Step(opens=opens, fills=[(1, 0, [ord("x"), ord("e")], 1)], is_careful=is_careful))
     everything = list(range(32 * walker.library.num_words))
     assert [allowed(walker, memory, row) for row in range(4)] == [[], everything, everything, []]
     state.run(Step(fills=fills(1)))

@@ -57,7 +57,7 @@ class FakeServer:
                 if self.is_broken:
                     return
                 try:
-                    connection.send(state.run(step))
+                    connection.send((step.number, state.run(step)))
                 except Hang:
                     return
 
@@ -291,7 +291,7 @@ def test_drafts_are_masked_one_after_the_other_and_the_step_that_checks_them_fil
     sent = len(server.steps)
     masks, _ = step(rows, plan(2, 1), drafts=[ids("o"), ids("2", "1", EOS)])
     assert masks == {0: ids("o"), 1: [EOS], 2: DIGITS, 3: DIGITS, 4: [EOS], 5: EVERYTHING}
-    assert [(fill.slot, fill.num_masks) for fill in server.steps[sent].fills] == [(1, 1)]
+    assert server.steps[sent].fills == [(1, 4, ids("2", "1", EOS), 3)]
     rows.take(np.array(ids("o", EOS, "2", "7", 0, 0), dtype=np.int32), np.array([0, 2]), int32(2, 2))
     assert draft_masks(rows, plan(1), [[]]) == [[EOS]]
 

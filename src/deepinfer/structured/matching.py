@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,37 +17,25 @@ REPLAY_ROWS = 0.05  # times as long for each token of an answer that is replayed
 NOBODY = -1
 
 
-class Fill(NamedTuple):
-    """Masks that a slot needs: of the token after its first `first` drafts, ..., of the one after all of them.
-
-    line: where its masks begin in memory; the one after `n` drafts is n lines further on.
-    """
-
-    slot: int
-    line: int
-    drafts: list[int]
-    first: int = 0
-
-    @property
-    def num_masks(self) -> int:
-        return len(self.drafts) + 1 - self.first
-
-
 @dataclass(slots=True)
 class Step:
-    """What the matcher does before one draw, in this order.
+    """What the matcher does before one draw, in this order. Of plain tuples, since it is sent with each draw.
 
+    number: comes back with the answer.
     loads: grammars that it does not have yet. drops: grammars that it may forget.
     opens: slot, grammar number, tokens so far; the slot has a new answer.
-    accepts: slot, next token, several of one slot in order. fills: the masks that are wanted.
+    accepts: slot, next token, several of one slot in order.
+    fills: slot, line, drafts, first: masks of the token after the slot's first `first` drafts, ..., of the one after
+        all of them. The one after n drafts is to lie n lines behind `line` in memory.
     is_careful: one answer after the other, so that it is known which one goes wrong.
     """
 
+    number: int = 0
     loads: list[tuple[int, bytes]] = field(default_factory=list)
     drops: list[int] = field(default_factory=list)
     opens: list[tuple[int, int, list[int]]] = field(default_factory=list)
     accepts: list[tuple[int, int]] = field(default_factory=list)
-    fills: list[Fill] = field(default_factory=list)
+    fills: list[tuple[int, int, list[int], int]] = field(default_factory=list)
     is_careful: bool = False
 
 
@@ -56,7 +44,9 @@ class _Walk:
     """A matcher on its way along the drafts of a fill."""
 
     matcher: Matcher
-    fill: Fill
+    line: int
+    drafts: list[int]
+    first: int
     num_accepted: int = 0
 
 
@@ -103,10 +93,10 @@ class MatcherState:
                 self._limit(line[0], 1)
                 self._accept([line], errors)
             for fill in step.fills:
-                self._limit(fill.slot, fill.num_masks)
+                self._limit(fill[0], _num_masks([fill]))
                 self._fill([fill])
         else:
-            self._limit(NOBODY, 1 + len(step.accepts) + sum(fill.num_masks for fill in step.fills))
+            self._limit(NOBODY, 1 + len(step.accepts) + _num_masks(step.fills))
             self._accept(step.accepts, errors)
             self._fill(step.fills)
 
@@ -130,38 +120,38 @@ class MatcherState:
             elif matcher.is_ended:
                 del matchers[slot]
 
-    def _fill(self, fills: list[Fill]) -> None:
+    def _fill(self, fills: list[tuple[int, int, list[int], int]]) -> None:
         """Write masks, those after as many drafts in one call.
 
         Masks of ended and of failed answers, and those behind a draft that is not allowed, allow everything: nobody
         will read what is drawn.
         """
         walks = []
-        for fill in fills:
-            if (matcher := self._matchers.get(fill.slot)) is not None:
-                walks.append(_Walk(matcher, fill))
+        for slot, line, drafts, first in fills:
+            if (matcher := self._matchers.get(slot)) is not None:
+                walks.append(_Walk(matcher, line, drafts, first))
             else:
-                self._allow_all(fill, fill.first)
+                self._masks[line + first : line + len(drafts) + 1] = -1
         now, place = walks, 0
         while now:
-            if wanted := [walk for walk in now if walk.fill.first <= place]:
-                lines = [walk.fill.line + place for walk in wanted]
+            if wanted := [walk for walk in now if walk.first <= place]:
+                lines = [walk.line + place for walk in wanted]
                 self._library.fill_all([walk.matcher for walk in wanted], self._masks, lines)
-            now = [walk for walk in now if place < len(walk.fill.drafts) and self._accept_draft(walk, place)]
+            now = [walk for walk in now if place < len(walk.drafts) and self._goes_on(walk, place)]
             place += 1
         for walk in walks:
             if walk.num_accepted:
                 walk.matcher.rollback(walk.num_accepted)
 
-    def _accept_draft(self, walk: _Walk, place: int) -> bool:
-        """Whether a walk goes on behind its draft at this place."""
-        is_accepted = walk.matcher.accept(walk.fill.drafts[place])
+    def _goes_on(self, walk: _Walk, place: int) -> bool:
+        """Whether there are masks behind the draft at this place."""
+        is_accepted = walk.matcher.accept(walk.drafts[place])
         walk.num_accepted += is_accepted
         if is_accepted and not walk.matcher.is_ended:
             return True
-        self._allow_all(walk.fill, place + 1)
+        self._masks[walk.line + max(place + 1, walk.first) : walk.line + len(walk.drafts) + 1] = -1
         return False
 
-    def _allow_all(self, fill: Fill, first: int) -> None:
-        """In the masks of a fill from the one behind its first `first` drafts on, of those that are wanted."""
-        self._masks[fill.line + max(first, fill.first) : fill.line + len(fill.drafts) + 1] = -1
+
+def _num_masks(fills: list[tuple[int, int, list[int], int]]) -> int:
+    return sum([len(drafts) + 1 - first for _, _, drafts, first in fills])

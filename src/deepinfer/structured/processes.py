@@ -11,6 +11,7 @@ of them end when the engine's end of their socket closes. Engine and helpers tal
 
 from __future__ import annotations
 
+import gc
 import json
 import mmap
 import os
@@ -47,6 +48,7 @@ def main() -> None:
     except Exception as error:
         control.send(f"{type(error).__name__}: {error}".encode()[:1000])
         return
+    gc.freeze()  # what is there now is not to be gone through again, nor copied by the children that would do it
     control.send(b"ready")
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children are reaped by the kernel
     while True:
@@ -113,7 +115,7 @@ def match(library: GrammarLibrary, connection: Connection, masks_fd: int) -> Non
     state = MatcherState(library, np.frombuffer(mmap.mmap(masks_fd, 0), dtype=np.int32))
     while True:
         step: Step = connection.recv()
-        connection.send(state.run(step))
+        connection.send((step.number, state.run(step)))
 
 
 def _limit_memory(extra: int) -> None:

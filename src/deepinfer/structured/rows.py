@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from deepinfer.messages import Int32, SlotSetup
 from deepinfer.structured.answer import Answer
-from deepinfer.structured.link import MatcherLink
+from deepinfer.structured.link import MatcherLink, ranges
 from deepinfer.structured.server import GrammarServer
 from deepinfer.structured.trigger import Trigger
 
@@ -30,13 +30,13 @@ class RowMasks:
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
-    """One constrained row of a step: its slot, its first line, its number, the drafts that it checks."""
+class _Rows:
+    """The constrained rows of a step: their numbers, slots and first lines [n], and the drafts that each checks."""
 
-    slot: int
-    line: int
-    number: int
-    drafts: list[int]
+    numbers: NDArray[np.int64]
+    slots: Int32
+    firsts: NDArray[np.int64]
+    drafts: list[list[int]]
 
 
 class ConstrainedRows:
@@ -55,9 +55,10 @@ class ConstrainedRows:
         self._num_words = -(-server.vocab_size // 32)
         self._answers: dict[int, Answer] = {}
         self._is_constrained = np.zeros(num_slots + 1, dtype=np.bool_)
-        self._rows: list[_Row] = []  # this step's constrained rows
+        self._rows: _Rows | None = None  # of this step
         self._link = MatcherLink(server, self._answers, num_slots, num_drafts)
-        self._can_end = _bits(self._num_words, server.end_ids)
+        everything = np.full(self._num_words, -1, dtype=np.int32)
+        self._free, self._without_end = everything, everything & ~_bits(self._num_words, server.end_ids)
 
     def set_slots(self, setups: Sequence[SlotSetup]) -> None:
         """New occupants; a request that comes back after a preemption brings its tokens."""
@@ -90,32 +91,41 @@ class ConstrainedRows:
 
         slots, counts: [rows], the step's `Lines`. drafts: [rows, most], of which a row checks the first counts - 1.
         """
-        self._rows = []
-        if not self._answers:
+        self._rows = None
+        if not self.has_any(slots):
             return
-        offsets = np.cumsum(counts) - counts
-        for row in np.flatnonzero(self._is_constrained[slots]).tolist():
-            checked = [] if drafts is None else drafts[row, : counts[row] - 1].tolist()
-            self._rows.append(_Row(int(slots[row]), int(offsets[row]), row, checked))
-        self._link.begin([(row.slot, row.drafts) for row in self._rows if self._answers[row.slot].is_matched])
+        numbers = np.flatnonzero(self._is_constrained[slots])
+        checked: list[list[int]] = [[] for _ in numbers]
+        if drafts is not None:
+            checked = [drafts[number, : counts[number] - 1].tolist() for number in numbers.tolist()]
+        self._rows = _Rows(numbers, slots[numbers], (np.cumsum(counts) - counts)[numbers], checked)
+        self._ask(self._rows.slots, checked)
 
     def masks(self) -> RowMasks | None:
         """The masks of the step that `begin` was told of, once they are ready; None when no line needs one."""
-        if not self._rows:
+        rows = self._rows
+        if rows is None:
             return None
         self._link.wait()
-        bits = np.concatenate([self._masks_of(row.slot, row.drafts) for row in self._rows])
-        lines = np.concatenate([row.line + np.arange(1 + len(row.drafts)) for row in self._rows])
-        errors = {row.line: error for row in self._rows if (error := self._answers[row.slot].error) is not None}
+        bits = self._bits(rows.slots, rows.drafts, np.zeros_like(rows.numbers))
+        lines = ranges(rows.firsts, np.array([1 + len(drafts) for drafts in rows.drafts]))
+        errors = {}
+        for line, slot in zip(rows.firsts.tolist(), rows.slots.tolist(), strict=True):
+            if (error := self._answers[slot].error) is not None:
+                errors[line] = error
         for place in np.flatnonzero(~bits.any(axis=1)).tolist():
             errors.setdefault(int(lines[place]), "the grammar allows none of the model's tokens here; change it")
-        return RowMasks(lines.astype(np.int64), bits, errors)
+        return RowMasks(lines, bits, errors)
 
     def take(self, token_ids: Int32, offsets: Int32, num_tokens: Int32) -> None:
         """What the step's rows keep: num_tokens [rows] of the tokens drawn [lines], from offsets [rows] on."""
-        for row in self._rows:
-            for token in token_ids[offsets[row.number] :][: num_tokens[row.number]].tolist():
-                self._answers[row.slot].take(token)
+        if self._rows is None:
+            return
+        tokens, numbers = token_ids.tolist(), self._rows.numbers
+        starts, ends = offsets[numbers].tolist(), (offsets + num_tokens)[numbers].tolist()
+        for slot, start, end in zip(self._rows.slots.tolist(), starts, ends, strict=True):
+            for token in tokens[start:end]:
+                self._answers[slot].take(token)
 
     def has_any(self, slots: Int32) -> bool:
         """Whether any of these slots has a grammar."""
@@ -127,29 +137,42 @@ class ConstrainedRows:
         rows: those among the slots whose grammar says anything; what is wrong with a grammar is said by `masks`.
         """
         rows = np.flatnonzero(self._is_constrained[slots])
-        wanted = [(int(slots[row]), drafts[row].tolist()) for row in rows.tolist()]
-        self._link.begin([line for line in wanted if self._answers[line[0]].is_matched])
+        known = [drafts[row].tolist() for row in rows.tolist()]
+        self._ask(slots[rows], known)
         self._link.wait()
-        bits = np.stack([self._masks_of(*line)[-1] for line in wanted])
+        bits = self._bits(slots[rows], known, np.full(len(rows), drafts.shape[1]))
         allows_any = bits.any(axis=1)
         return RowMasks(rows[allows_any], bits[allows_any], {})
 
-    def _masks_of(self, slot: int, drafts: list[int]) -> Int32:
-        """Masks [1 + drafts, words] of an answer: what the matcher has filled, or what its trigger says."""
-        answer = self._answers[slot]
-        if answer.is_matched:
-            return self._link.masks(slot, 1 + len(drafts))
-        trigger, masks = copy.copy(answer.trigger), [self._mask(answer.trigger)]
-        for token in drafts:
-            trigger.take(token)
-            masks.append(self._mask(trigger))
-        return np.stack(masks)
+    def _ask(self, slots: Int32, drafts: list[list[int]]) -> None:
+        """Have the matcher fill the masks of those of these slots that it knows."""
+        pairs = zip(slots.tolist(), drafts, strict=True)
+        self._link.begin([pair for pair in pairs if self._answers[pair[0]].is_matched])
+
+    def _bits(self, slots: Int32, drafts: list[list[int]], firsts: NDArray[np.int64]) -> Int32:
+        """Masks [n, words] of these slots: after the first `firsts` of its drafts, ..., after all of them."""
+        counts = np.array([1 + len(own) for own in drafts]) - firsts
+        is_matched = np.array([self._answers[slot].is_matched for slot in slots.tolist()])
+        if is_matched.all():
+            return self._link.masks(slots, firsts, counts)
+        ends = np.cumsum(counts)
+        bits: Int32 = np.empty((ends[-1], self._num_words), dtype=np.int32)
+        if is_matched.any():
+            places = ranges((ends - counts)[is_matched], counts[is_matched])
+            bits[places] = self._link.masks(slots[is_matched], firsts[is_matched], counts[is_matched])
+        for row in np.flatnonzero(~is_matched).tolist():
+            trigger = copy.copy(self._answers[int(slots[row])].trigger)
+            masks = [self._mask(trigger)]
+            for token in drafts[row]:
+                trigger.take(token)
+                masks.append(self._mask(trigger))
+            bits[ends[row] - counts[row] : ends[row]] = masks[firsts[row] :]
+        return bits
 
     def _mask(self, trigger: Trigger) -> Int32:
         if trigger.forced_token is not None:
             return _bits(self._num_words, [trigger.forced_token])
-        may_end = np.zeros_like(self._can_end) if trigger.must_begin else self._can_end
-        return ~self._can_end | may_end
+        return self._without_end if trigger.must_begin else self._free
 
 
 def _count_before_start(trigger: Trigger, drafts: list[int]) -> int:
