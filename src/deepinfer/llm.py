@@ -66,6 +66,7 @@ class LLM:
         self._client = engine.client
         weakref.finalize(self, engine.client.close_unused)  # at exit, or when nobody holds this object any more
         self.vocab_size, self.max_model_len = engine.vocab_size, engine.max_model_len
+        self.device = engine.device
         self.image_token_id = None if engine.images is None else engine.images.token_id
         preparer = None if engine.images is None else ImagePreparer(engine.images, self.config.images)
         self._builder = RequestBuilder(

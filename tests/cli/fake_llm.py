@@ -32,11 +32,12 @@ class FakeLLM:
     default_params: SamplingParams = field(default_factory=lambda: SamplingParams(temperature=0.0))
     config: object = field(
         default_factory=lambda: SimpleNamespace(
-            model=SimpleNamespace(model=None, device="cpu", precision="fast"), images=ImageOptions()
+            model=SimpleNamespace(model=None, device="auto", precision="fast"), images=ImageOptions()
         )
     )
     tokenizer: FakeTokenizer = field(default_factory=FakeTokenizer)
     calls: list = field(default_factory=list)
+    device: str = "cpu"
     vocab_size: int = 128
     image_token_id: int | None = None
     max_model_len: int = 1024

@@ -5,6 +5,7 @@ import json
 import pytest
 
 import goldens
+from deepinfer import LLM
 from deepinfer.backends import select
 from deepinfer.backends.cpu.ops import cpu_ops
 from deepinfer.cli import determinism
@@ -15,7 +16,7 @@ WORDS = ["check", "determinism", "--model", str(goldens.CHECKPOINT), "--device",
 
 @pytest.fixture(autouse=True)
 def few_runs(monkeypatch):
-    for name, value in {"BATCH_SIZES": (2, 6), "CHUNKS": (9,), "THREADS": (2,), "NUM_FEW": 4, "NUM_TOKENS": 5}.items():
+    for name, value in {"BATCH_SIZES": (2, 8), "CHUNKS": (9,), "THREADS": (2,), "NUM_FEW": 6, "NUM_TOKENS": 5}.items():
         monkeypatch.setattr(determinism, name, value)
 
 
@@ -27,16 +28,25 @@ def test_native_ops_are_equal_in_every_way_and_one_by_one(capsys):
     assert ways[:4] == [
         "alone again",
         "batches of 2, another order",
-        "batches of 6, another order",
+        "batches of 8, another order",
         "max_chunk_tokens 9",
     ]
     assert ways[4].startswith("num_blocks 3 (preemptions: ") and not ways[4].endswith(" 0)")
     drafts = ["num_draft_tokens 0", "num_draft_tokens 1", "draft_scheduling False"]
     assert ways[5:] == [*drafts, "async_scheduling False", "num_threads 2"]
-    assert [way["num_requests"] for way in report["requests"]] == [4, 6, 6] + [4] * 7
+    assert [way["num_requests"] for way in report["requests"]] == [6, 8, 8] + [6] * 7
     assert all(way["num_different"] == 0 and way["first_difference"] is None for way in report["requests"])
     assert report["backends"]["cpu"] == {"num_ops": 25, "different": []}
     assert {"attend", "experts", "select", "compress", "head"} <= set(report["ops"])
+
+
+def test_some_requests_answer_under_a_grammar_drawn_ones_and_greedy_ones(monkeypatch):
+    monkeypatch.setattr(determinism, "NUM_FEW", 8)
+    with LLM(str(goldens.CHECKPOINT), device="cpu") as llm:
+        requests = determinism.make_requests(llm)[: determinism.NUM_FEW]
+    constrained = [request.params for request in requests if request.params.constraint is not None]
+    assert [params.temperature for params in constrained] == [1.0, 0.0]
+    assert all(request.params.ignore_eos != (request.params.constraint is not None) for request in requests)
 
 
 def test_an_op_that_depends_on_the_batch_is_named_and_gives_code_1(capsys, monkeypatch):
@@ -52,7 +62,7 @@ def test_an_op_that_depends_on_the_batch_is_named_and_gives_code_1(capsys, monke
     (place,) = [number for number, line in enumerate(out.splitlines()) if line.startswith("  head ")]
     verdict, first = out.splitlines()[place : place + 2]
     assert verdict.split()[1] == "differs" and "alone" in first
-    assert "requests: differ: batches of 2, another order; batches of 6, another order; " in out
+    assert "requests: differ: batches of 2, another order; batches of 8, another order; " in out
     assert "alone again" not in out.splitlines()[-1]
 
 

@@ -25,7 +25,10 @@ class Hang(Exception):
 
 
 class FakeServer:
-    """Runs the matcher in a thread. A slot that `spoils` ends it; one that is_broken ends before it does anything."""
+    """Runs the matcher in a thread. A slot that `spoils` ends it; one that is_broken ends before it does anything.
+
+    held: the number of a step that waits for `release`, counted from 1; 0 = none.
+    """
 
     vocab_size, end_ids = 257, (EOS,)
 
@@ -35,6 +38,7 @@ class FakeServer:
         self.steps = []
         self.spoils = lambda step: False
         self.is_broken = False
+        self.held, self.release = 0, threading.Event()
 
     def connect(self, fd):
         self.num_started += 1
@@ -56,9 +60,11 @@ class FakeServer:
                 self.steps.append(step)
                 if self.is_broken:
                     return
+                if len(self.steps) == self.held:
+                    assert self.release.wait(60)
                 try:
                     connection.send((step.number, state.run(step)))
-                except Hang:
+                except (Hang, OSError):
                     return
 
     def _limit(self, state, slot):
@@ -207,6 +213,19 @@ def test_the_answer_that_ends_the_matcher_is_given_up_alone(rows, walker, server
     has_bad[0] = False
     take(rows, "1", 0, "o")
     assert step(rows, plan(1, 3)) == ({0: DIGITS, 1: [EOS]}, {})
+
+
+def test_the_reply_to_a_step_that_nobody_waited_for_is_not_taken_for_that_of_a_later_one(rows, walker, server):
+    """As after a forward that failed: its masks are those of the slot's occupant before."""
+    step(rows, plan(1, 2), [setup(walker, 1, 1), setup(walker, 2, 2)])
+    take(rows, "1", "n")
+    rows.begin(plan(1, 2), int32(1, 1), None)
+    server.held = 3
+    masks = step(rows, plan(1, 2), [setup(walker, 1, 2)])
+    server.release.set()
+    assert masks == ({0: ids("n", "y"), 1: ids("o")}, {})
+    take(rows, "y", "o")
+    assert step(rows, plan(1, 2)) == ({0: ids("e"), 1: [EOS]}, {})
 
 
 def test_a_matcher_that_always_ends_gives_up_its_answers_and_returns(rows, walker, server):

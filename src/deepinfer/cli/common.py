@@ -60,7 +60,7 @@ def open_llm(args: argparse.Namespace, **options: Any) -> LLM:
 def describe(llm: LLM) -> dict[str, Any]:
     """What figures of this engine belong to."""
     model = llm.config.model
-    return {"model": model.model or "deepinfer-nano", "device": model.device, "precision": model.precision}
+    return {"model": model.model or "deepinfer-nano", "device": llm.device, "precision": model.precision}
 
 
 def random_tokens(random: np.random.Generator, llm: LLM, count: int) -> list[int]:

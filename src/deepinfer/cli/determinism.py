@@ -26,6 +26,13 @@ NUM_TOKENS = 12  # of each answer
 Trace = dict[str, str]  # what was computed -> its value, spelled so that equal texts are equal bits
 
 
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "sizes": {"type": "array", "items": {"type": "integer"}}},
+    "required": ["name", "sizes"],
+}
+
+
 @dataclass(frozen=True)
 class Request:
     """Random tokens, answered greedily or by seeded sampling."""
@@ -50,6 +57,7 @@ class Comparison:
 def make_requests(llm: LLM) -> list[Request]:
     """As many as the largest batch has, half of them greedy, half drawn at temperature 1 and top-p 0.9.
 
+    Two of each eight answer with JSON that fits a schema, a drawn one and a greedy one; the others do not end early.
     Prompts have all lengths up to a block and a half, more short ones; most of the first few need one more block for
     their answers, so that some have to wait or be interrupted when blocks are few.
     """
@@ -63,8 +71,11 @@ def make_requests(llm: LLM) -> list[Request]:
         length = block - number % NUM_TOKENS if is_growing else int(1.5 * block * random.random() ** 2)
         prompt = random_tokens(random, llm, min(max(length, 1), longest))
         temperature = 1.0 if number % 4 < 2 else 0.0
+        form: dict[str, Any] = (
+            {"structured_outputs": {"json": SCHEMA}} if number % 8 in (1, 3) else {"ignore_eos": True}
+        )
         params = SamplingParams(
-            temperature=temperature, top_p=0.9, seed=number, max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=20
+            temperature=temperature, top_p=0.9, seed=number, max_tokens=NUM_TOKENS, logprobs=20, **form
         )
         requests.append(Request(prompt, params))
     return requests
@@ -138,7 +149,7 @@ def variant_name(options: dict[str, Any], num_preemptions: int) -> str:
 def _answer(output: RequestOutput) -> Trace:
     if output.error is not None or output.logprobs is None:
         raise RequestError(f"a request of the check failed: {output.error}")
-    trace: Trace = {}
+    trace: Trace = {"number of answer tokens": str(len(output.token_ids))}
     for place, (token, line) in enumerate(zip(output.token_ids, output.logprobs, strict=True)):
         trace[f"answer token {place}"] = str(token)
         for other, value in [(token, line.logprob), *line.top]:

@@ -25,6 +25,7 @@ class Engine:
     max_model_len: int
     vocab_size: int
     num_cache_tokens: int  # that fit into all blocks together
+    device: str  # cpu, cuda or null
     images: ImageGeometry | None  # how images are prepared; None: the model takes none
 
 
@@ -52,4 +53,4 @@ def launch(config: EngineConfig, folder: Path, eos_ids: Sequence[int] | None = N
     core = EngineCore(scheduler, cache, built.runner, built.encoder, is_async=options.async_scheduling)
     num_cache_tokens = built.num_blocks * built.block_tokens
     client = EngineClient(core, built.grammars, max_queue=options.max_queue)
-    return Engine(client, built.max_model_len, built.vocab_size, num_cache_tokens, built.images)
+    return Engine(client, built.max_model_len, built.vocab_size, num_cache_tokens, built.device, built.images)

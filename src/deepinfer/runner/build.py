@@ -45,6 +45,7 @@ class BuiltRunner:
     """A runner, and what a scheduler must know about it.
 
     max_step_tokens: as the options say, or chosen for this device.
+    device: cpu, cuda or null.
     images, encoder: how images are prepared, and what encodes them; None if the model takes none.
     """
 
@@ -55,6 +56,7 @@ class BuiltRunner:
     max_model_len: int
     vocab_size: int
     eos_ids: tuple[int, ...]
+    device: str
     grammars: GrammarServer | None = None  # None: requests cannot have grammars
     num_drafts: int = 0
     images: ImageGeometry | None = None
@@ -91,7 +93,9 @@ def build_runner(config: EngineConfig, folder: Path, eos_ids: Sequence[int] | No
             encoder=null_encoder,
         )
         step_tokens = _step_tokens(config.scheduler, STEP_TOKENS, model_config.images)
-        return BuiltRunner(null, step_tokens, num_blocks, *sizes, images=model_config.images, encoder=null_encoder)
+        return BuiltRunner(
+            null, step_tokens, num_blocks, *sizes, "null", images=model_config.images, encoder=null_encoder
+        )
 
     started = time.monotonic()
     device, ops = choose_device(options), load_ops(options)
@@ -145,7 +149,9 @@ def build_runner(config: EngineConfig, folder: Path, eos_ids: Sequence[int] | No
     step_tokens = _step_tokens(
         config.scheduler, CPU_STEP_TOKENS if device.type == "cpu" else STEP_TOKENS, model_config.images
     )
-    return BuiltRunner(runner, step_tokens, num_blocks, *sizes, grammars, num_drafts, model_config.images, encoder)
+    return BuiltRunner(
+        runner, step_tokens, num_blocks, *sizes, device.type, grammars, num_drafts, model_config.images, encoder
+    )
 
 
 def _step_tokens(options: SchedulerOptions, usual: int, images: ImageGeometry | None) -> int:
