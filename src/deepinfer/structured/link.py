@@ -83,7 +83,8 @@ class MatcherLink:
         One slot after the other, [masks, words], a copy; see `library.Masks`.
         """
         lines: Int32 = self._memory[1:].reshape(-1, self._num_words)
-        return lines[ranges(slots * self._num_places + firsts, counts)]
+        masks: Int32 = lines[ranges(slots * self._num_places + firsts, counts)]
+        return masks
 
     def _missing(self) -> list[tuple[int, list[int]]]:
         """What is wanted and not there yet."""
