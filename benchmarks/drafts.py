@@ -5,10 +5,10 @@
 
 Three parts. Accepted drafts: greedy answers to PER_SKILL prompts of each skill of the model's evaluation, 64 at a
 time, all drafts checked. Selection: the same where a checked draft costs a fixed share of what a row costs, as in a
-step that computes at full rate; the policy then leaves out drafts, and what is accepted falls less. Rates: `--batches`
-requests at once, prompts whose reference answers are long, TOKENS tokens each; every round runs the modes one after
-the other, in reversed order every other time, and ratios are medians over rounds of mode over "none". Only decoding
-counts: what a run takes longer than one that ends after the first tokens.
+step that computes at full rate; the policy then leaves out drafts, and what is accepted falls less. Rates: engines
+that take `--batches` requests at a time work off more of them, short prompts whose reference answers are long, TOKENS
+tokens each; every round runs the modes one after the other, in reversed order every other time, and ratios are medians
+over rounds of mode over "none". Only steps in which as many requests decode count, and no prompt is read.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 import deepinfer
 from deepinfer import LLM, SamplingParams
+from deepinfer.messages import StepPlan, StepResult
 from deepinfer.speculate.costs import StepCosts
 from deepinfer.speculate.policy import CheckWorthwhile
 
@@ -38,6 +39,8 @@ MODES: dict[str, dict[str, Any]] = {
 ONE_BY_ONE = {"draft_scheduling": False, "async_scheduling": False}  # no row is planned past an answer's end
 PER_SKILL = 4
 TOKENS = 32
+PROMPT_TOKENS = 128  # at most, for rates
+LEAST_REQUESTS = 8  # a round of rates has these, and two for each place
 SLOPES = (0.2, 0.4, 0.6, 0.8, 1.0)  # cost of a checked draft, in rows
 
 
@@ -82,17 +85,17 @@ def main() -> None:
     batches = [int(size) for size in args.batches.split(",")]
     records = [json.loads(line) for line in EVAL.read_text().splitlines()]
     records = [record for record in records if not record["skill"].startswith("image_")]
-    llms = {mode: LLM(num_threads=args.num_threads, **options) for mode, options in MODES.items()}
-    tokenizer = llms["none"].tokenizer
-    prompts, completions, long_prompts, by_skill = [], [], [], defaultdict(int)
+    with LLM(device="null") as llm:
+        tokenizer = llm.tokenizer
+    prompts, completions, rate_prompts, by_skill = [], [], [], defaultdict(int)
     for record in records:
         tokens = tokenizer.encode(record["prompt"])
         if by_skill[record["skill"]] < PER_SKILL:
             prompts.append(tokens)
             completions.append(tokenizer.encode(record["completion"]))
         by_skill[record["skill"]] += 1
-        if len(tokenizer.encode(record["completion"])) > TOKENS and len(tokens) < 400:
-            long_prompts.append(tokens)
+        if len(tokenizer.encode(record["completion"])) > TOKENS and len(tokens) <= PROMPT_TOKENS:
+            rate_prompts.append(tokens)
     with LLM(**ONE_BY_ONE, num_threads=args.num_threads) as llm:
         report: dict[str, Any] = {"num_prompts": len(prompts), "all": accepted(llm, prompts)}
         outputs = llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=256), progress=False)
@@ -101,9 +104,7 @@ def main() -> None:
         report |= {"num_as_reference": len(known), "as_reference": accepted(llm, known)}
     print("all drafts checked:", report, flush=True)
     report["selection"] = [selection(prompts, slope, report["all"], args.num_threads) for slope in SLOPES]
-    report["rates"] = [rates(llms, long_prompts, batch, args.rounds) for batch in batches]
-    for llm in llms.values():
-        llm.close()
+    report["rates"] = [rates(rate_prompts, batch, args.rounds, args.num_threads) for batch in batches]
     if args.out is not None:
         args.out.write_text(json.dumps(report, indent=1))
 
@@ -167,40 +168,53 @@ def draw(report: dict[str, Any], file: Path) -> None:
     figure.savefig(file)
 
 
-def rates(llms: dict[str, LLM], prompts: list[list[int]], batch: int, rounds: int) -> dict[str, Any]:
+def rates(prompts: list[list[int]], batch: int, rounds: int, threads: int | None) -> dict[str, Any]:
     """Tokens a second of each mode at one batch size."""
-    seconds: dict[str, list[float]] = {mode: [] for mode in llms}
+    llms = {mode: LLM(max_num_requests=batch, num_threads=threads, **options) for mode, options in MODES.items()}
+    rate: dict[str, list[float]] = {mode: [] for mode in llms}
     checked: dict[str, list[float]] = {mode: [] for mode in llms}
+    count = max(LEAST_REQUESTS, 2 * batch)
     for turn in range(-1, rounds):  # the first warms up
-        chosen = [prompts[(turn * batch + place) % len(prompts)] for place in range(batch)]
+        chosen = [prompts[(turn * count + place) % len(prompts)] for place in range(count)]
         texts = {}
         for mode in list(llms) if turn % 2 else list(reversed(llms)):
-            took, checks, texts[mode] = decode_seconds(llms[mode], chosen)
+            found, checks, texts[mode] = decode_rate(llms[mode], chosen, batch)
             if turn >= 0:
-                seconds[mode].append(took)
+                rate[mode].append(found)
                 checked[mode].append(checks)
         assert all(text == texts["none"] for text in texts.values()), "drafts changed a text"
     line = {"batch": batch, "tokens_per_s": {}, "ratio": {}, "range": {}, "checked_per_token": {}}
-    for mode, took in seconds.items():
-        line["tokens_per_s"][mode] = round(statistics.median(batch * (TOKENS - 1) / one for one in took), 1)
-        ratios = [base / one for base, one in zip(seconds["none"], took, strict=True)]
+    for mode, found_rates in rate.items():
+        line["tokens_per_s"][mode] = round(statistics.median(found_rates), 1)
+        ratios = [one / base for base, one in zip(rate["none"], found_rates, strict=True)]
         line["ratio"][mode] = round(statistics.median(ratios), 3)
         line["range"][mode] = (round(min(ratios), 3), round(max(ratios), 3))
         line["checked_per_token"][mode] = round(statistics.mean(checked[mode]), 3)
+        llms[mode].close()
     print(line, flush=True)
     return line
 
 
-def decode_seconds(llm: LLM, prompts: list[list[int]]) -> tuple[float, float, list[list[int]]]:
-    """Seconds for TOKENS tokens of each less those for one, drafts checked for each token, and the texts."""
-    seconds = []
-    for num_tokens in (1, TOKENS):
-        params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
-        started = time.perf_counter()
-        outputs = llm.generate(prompts, params, progress=False)
-        seconds.append(time.perf_counter() - started)
+def decode_rate(llm: LLM, prompts: list[list[int]], batch: int) -> tuple[float, float, list[list[int]]]:
+    """Tokens a second of steps in which `batch` requests decode, drafts checked for each token, and the texts."""
+    executor = llm._client.core.executor
+    execute, ended, spent, num_tokens = executor.execute, 0.0, 0.0, 0
+
+    def timed(plan: StepPlan) -> StepResult:
+        nonlocal ended, spent, num_tokens
+        began, result = ended, execute(plan)
+        ended = time.perf_counter()
+        if began and len(plan.slots) == batch and not plan.is_prefill.any():
+            spent += ended - began
+            num_tokens += len(result.token_ids)
+        return result
+
+    executor.execute = timed
+    params = SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True)
+    outputs = llm.generate(prompts, params, progress=False)
+    executor.execute = execute
     checks = sum(output.num_checked_drafts for output in outputs) / (len(outputs) * TOKENS)
-    return seconds[1] - seconds[0], checks, [output.token_ids for output in outputs]
+    return num_tokens / spent, checks, [output.token_ids for output in outputs]
 
 
 if __name__ == "__main__":
