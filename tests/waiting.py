@@ -7,12 +7,14 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from deepinfer import LLM
+if TYPE_CHECKING:
+    from deepinfer import LLM
 
-PATIENCE = 60.0  # seconds, on a busy machine
+PATIENCE = 120.0  # seconds, on a busy machine
 
 
 def wait_until(condition: Callable[[], object], seconds: float = PATIENCE) -> None:
@@ -21,6 +23,14 @@ def wait_until(condition: Callable[[], object], seconds: float = PATIENCE) -> No
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.005)
+
+
+def is_running(process_id: int) -> bool:
+    """Whether a process is there and more than the exit code that nobody asks for."""
+    try:
+        return Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 @contextlib.contextmanager
