@@ -317,7 +317,7 @@ def test_a_spoiled_folder_is_refused(folder: Path, spoil: Spoil, error: type[Exc
     num_threads = threading.active_count()
     with pytest.raises(error, match=f"(?s){message}"):
         LLM(folder)
-    assert threading.active_count() == num_threads
+    assert threading.active_count() <= num_threads
 
 
 @pytest.mark.parametrize(

@@ -345,7 +345,9 @@ def run_python(code: str) -> subprocess.CompletedProcess[str]:
     paths = [str(Path(__file__).parents[2] / "src"), str(Path(__file__).parents[1])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     lines = "import goldens\nfrom deepinfer import LLM, SamplingParams\n" + code
-    return subprocess.run([sys.executable, "-c", lines], env=environment, capture_output=True, text=True, timeout=120)
+    return subprocess.run(
+        [sys.executable, "-c", lines], env=environment, capture_output=True, text=True, timeout=PATIENCE
+    )
 
 
 @pytest.mark.parametrize("work", ["llm.generate([1], P)", "stream = llm.stream([1], P); next(stream)"])
@@ -519,7 +521,7 @@ call.MAX_LEAVE_SECONDS = 60.0
 llm = LLM(goldens.CHECKPOINT, device="null", num_blocks=300)
 
 def interrupt():
-    while llm.stats().num_running < 5:
+    while llm.stats().num_generated_tokens < 1000:
         time.sleep(0.01)
     os.kill(os.getpid(), signal.SIGINT)
 
