@@ -72,7 +72,8 @@ def test_where_the_cache_cannot_be_written_a_temporary_folder_serves(small, tmp_
     assert build.library_file() == file
 
 
-def test_a_library_in_somebody_else_s_folder_is_not_loaded(small, monkeypatch):
+def test_a_library_in_somebody_else_s_folder_is_not_loaded(small, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     build.library_file()
     monkeypatch.setattr(os, "getuid", lambda: -1)
     with pytest.raises(build.BuildError, match="XDG_CACHE_HOME"):
