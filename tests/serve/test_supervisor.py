@@ -35,7 +35,8 @@ def watch(monkeypatch: pytest.MonkeyPatch, told: Iterable[bool]) -> int:
             raise Over
         one._has_told |= has_told
 
-    monkeypatch.setattr(supervisor.asyncio, "sleep", sleep)
+    # In that module alone: servers of other tests sleep too.
+    monkeypatch.setattr(supervisor, "asyncio", SimpleNamespace(sleep=sleep, to_thread=asyncio.to_thread))
     with pytest.raises(Over):
         asyncio.run(one._watch())
     return len(killed)
