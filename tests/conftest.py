@@ -1,8 +1,13 @@
-"""What every test is kept from leaving behind."""
+"""What every test is kept from leaving behind, and examples that repeat."""
 
 import logging
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# The same examples every time, however long the machine takes for them.
+settings.register_profile("repeatable", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("repeatable")
 
 
 @pytest.fixture(autouse=True)

@@ -14,6 +14,7 @@ from deepinfer.engine.core import EngineCore
 from deepinfer.messages import GenerateRequest, StepPlan, StepResult
 from deepinfer.sampling.params import SamplingParams
 from deepinfer.scheduler.scheduler import Scheduler
+from waiting import PATIENCE
 
 MODEL = NullModel(vocab_size=50)
 NUM_BLOCKS, BLOCK_TOKENS, MAX_LEN = 20, 4, 64
@@ -31,7 +32,7 @@ class FakeExecutor:
         self.plans: list[StepPlan] = []
 
     def execute(self, plan: StepPlan) -> StepResult:
-        assert self.gate.wait(10)
+        assert self.gate.wait(PATIENCE)
         self.plans.append(plan)
         if plan.step == self.fails_at:
             raise RuntimeError("the device burns")

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import threading
-import time
 from collections.abc import Iterator
 
 import anthropic
@@ -17,8 +16,8 @@ import uvicorn
 from deepinfer.config.engine import EngineConfig
 from deepinfer.config.serve import ServeOptions
 from deepinfer.serve.run import build_service, uvicorn_config
+from waiting import PATIENCE, wait_until
 
-PATIENCE = 60.0  # seconds, on a busy machine
 ENGINE = {"max_num_requests": 16, "num_blocks": 128, "num_threads": 1}
 
 
@@ -72,13 +71,6 @@ class Running:
         stats = self.service.link.stats
         is_free = stats is not None and stats.num_running == 0 and stats.num_free_blocks == stats.num_blocks
         return is_free and self.service.link.num_requests == 0
-
-
-def wait_until(condition, seconds: float = PATIENCE) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
 
 
 @contextlib.contextmanager

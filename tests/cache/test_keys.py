@@ -121,6 +121,6 @@ def test_random_prompts_share_keys_exactly_as_far_as_they_are_the_same() -> None
 
 def test_keys_of_a_million_tokens_and_a_thousand_images_take_no_time() -> None:
     ids, spans = prompt([part for number in range(1000) for part in (number, image(number, 999))])
-    started = time.perf_counter()
+    started = time.thread_time()
     assert len(list(block_keys(ids, spans, 128, parent=chain_start()))) == 1_000_000 // 128
-    assert time.perf_counter() - started < 2.0  # 0.03 s alone; the square of their number would be seconds
+    assert time.thread_time() - started < 2.0  # 0.03 s alone; the square of their number would be seconds

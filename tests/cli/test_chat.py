@@ -1,4 +1,5 @@
 import io
+from types import SimpleNamespace
 
 import pytest
 
@@ -19,12 +20,13 @@ def chat_with(*deltas, out=None, **settings):
     return Chat(FakeLLM(deltas=list(deltas)), SamplingParams(), Screen(out or io.StringIO()), **settings)
 
 
-def test_prompt_on_the_command_line_is_answered_once(llm, capsys):
+def test_prompt_on_the_command_line_is_answered_once(llm, capsys, monkeypatch):
+    monkeypatch.setattr("deepinfer.cli.chat.time", SimpleNamespace(monotonic=iter([1.0, 1.25, 1.75]).__next__))
     llm.deltas = [("", "Yere"), ("", "van")]
     assert main(["chat", "capital", "of", "Armenia?", "--temperature", "0.5"]) == 0
     captured = capsys.readouterr()
     assert captured.out == "Yerevan\n"
-    assert captured.err.startswith("2 tokens, first after 0.00 s")
+    assert captured.err.startswith("2 tokens, first after 0.25 s, then 2.0 tokens/s")
     _, messages, params, thinking, effort = llm.calls[0]
     assert messages == [{"role": "user", "content": "capital of Armenia?"}]
     assert (params.temperature, thinking, effort) == (0.5, False, None)

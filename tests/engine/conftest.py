@@ -8,6 +8,14 @@ import pytest
 
 import goldens
 from deepinfer import LLM
+from waiting import PATIENCE
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever leaves a stream or ends a process waits for its end here, however busy the machine is."""
+    monkeypatch.setattr("deepinfer.call.MAX_LEAVE_SECONDS", PATIENCE)
+    monkeypatch.setattr("deepinfer.engine.remote.CLOSE_SECONDS", PATIENCE)
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,7 @@ import torch
 import goldens
 from deepinfer import LLM, CheckpointError, ConfigError, ModelError, QueueFullError, RequestError, SamplingParams
 from deepinfer.messages import GenerateRequest
+from waiting import PATIENCE, held, wait_until
 
 PROMPT = goldens.prompt(17).tokens
 PARAMS = SamplingParams(temperature=0.0, max_tokens=4, seed=1, ignore_eos=True)
@@ -216,51 +217,35 @@ def test_a_prompt_that_never_fits_the_pool_is_refused_and_an_open_answer_gets_wh
 
 def test_a_full_queue_refuses_streams_but_generate_waits_for_its_turn() -> None:
     with LLM(goldens.CHECKPOINT, device="null", max_num_requests=1, max_queue=1, num_blocks=64) as llm:
-        gate = block_device(llm)
-        first, second = (llm.stream([1], PARAMS, request_id=name) for name in ("running", "waiting"))
-        threads = [threading.Thread(target=list, args=(stream,)) for stream in (first, second)]
-        threads[0].start()
-        wait_for(lambda: llm.stats().num_running == 1)
-        threads[1].start()
-        wait_for(lambda: llm.stats().num_waiting == 1)
-        with pytest.raises(QueueFullError, match="1 requests wait already and max_queue is 1; try again later"):
-            next(llm.stream([1], PARAMS))
-        outputs: list[Any] = []
-        threads.append(threading.Thread(target=lambda: outputs.extend(llm.generate([[1]] * 5, PARAMS))))
-        threads[2].start()
-        gate.set()
+        with held(llm):
+            first, second = (llm.stream([1], PARAMS, request_id=name) for name in ("running", "waiting"))
+            threads = [threading.Thread(target=list, args=(stream,)) for stream in (first, second)]
+            threads[0].start()
+            wait_until(lambda: llm.stats().num_running == 1)
+            threads[1].start()
+            wait_until(lambda: llm.stats().num_waiting == 1)
+            with pytest.raises(QueueFullError, match="1 requests wait already and max_queue is 1; try again later"):
+                next(llm.stream([1], PARAMS))
+            outputs: list[Any] = []
+            threads.append(threading.Thread(target=lambda: outputs.extend(llm.generate([[1]] * 5, PARAMS))))
+            threads[2].start()
         for thread in threads:
-            thread.join(10)
+            thread.join()
         assert [output.finish_reason for output in outputs] == ["length"] * 5
         assert llm.stats().num_free_blocks == 64
-
-
-def block_device(llm: LLM) -> threading.Event:
-    """The event that lets the device go on."""
-    gate, executor = threading.Event(), llm._client.core.executor
-    execute = executor.execute
-    executor.execute = lambda plan: gate.wait(10) and execute(plan)
-    return gate
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    for _ in range(1000):
-        if condition():
-            return
-        threading.Event().wait(0.01)
-    raise AssertionError("it did not come to pass in 10 seconds")
 
 
 def test_a_duplicate_id_at_the_engine_door_is_refused_too(golden: LLM) -> None:
     """Callers with id registries of their own share one engine."""
     request = GenerateRequest("twice", np.array([1], np.int32), SamplingParams(max_tokens=5000, seed=1), 0.0)
     one, two = golden._client.subscribe(), golden._client.subscribe()
-    one.submit(request)
-    with pytest.raises(RequestError, match="request id 'twice' is in use; give another one"):
-        two.submit(request)
-    assert golden.abort("twice")
+    with held(golden):
+        one.submit(request)
+        with pytest.raises(RequestError, match="request id 'twice' is in use; give another one"):
+            two.submit(request)
+        assert golden.abort("twice")
     while golden._client.is_routed("twice"):
-        one.get(timeout=10)
+        one.get(timeout=PATIENCE)
 
 
 # -- the model itself
@@ -332,7 +317,7 @@ def test_a_spoiled_folder_is_refused(folder: Path, spoil: Spoil, error: type[Exc
     num_threads = threading.active_count()
     with pytest.raises(error, match=f"(?s){message}"):
         LLM(folder)
-    assert threading.active_count() == num_threads
+    assert threading.active_count() <= num_threads
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import pytest
 from deepinfer.engine.client import EngineClient, Subscription
 from deepinfer.errors import EngineDeadError, RequestError
 from fake_core import NUM_BLOCKS, FakeExecutor, expected, make_core, request
+from waiting import PATIENCE, wait_until
 
 
 @pytest.fixture
@@ -27,7 +28,7 @@ def read(subscription: Subscription, name: str) -> tuple[list[int], str]:
     """The tokens of a request up to its end, and the reason of that."""
     tokens: list[int] = []
     while True:
-        output = subscription.get(timeout=10)
+        output = subscription.get(timeout=PATIENCE)
         lines = zip(output.request_ids, output.token_ids.tolist(), strict=True)
         tokens += [token for owner, token in lines if owner == name]
         for ended in output.finished:
@@ -55,6 +56,7 @@ def test_a_request_has_a_route_until_its_end_is_in_the_queue(engine: tuple[Engin
     executor.gate.clear()
     caller = client.subscribe()
     caller.submit(request("a"))
+    wait_until(lambda: client.stats().num_steps)  # so it ends with the step that the gate holds, not before
     assert client.is_routed("a") and not client.is_routed("b")
     with pytest.raises(RequestError, match="request id 'a' is in use; give another one"):
         client.subscribe().submit(request("a"))
@@ -107,8 +109,7 @@ def test_the_client_holds_no_subscription_whose_requests_have_ended(engine: tupl
     reference = weakref.ref(caller)
     del caller
     client.subscribe().submit(request("b", 1))  # the core moves on to other work
-    while client.is_routed("b"):
-        threading.Event().wait(0.001)
+    wait_until(lambda: not client.is_routed("b"))
     gc.collect()
     assert reference() is None
 
@@ -126,7 +127,7 @@ def test_a_failure_reaches_all_who_wait_and_all_who_come_later() -> None:
         for _ in range(2):  # every later call fails too
             with pytest.raises(EngineDeadError, match="the engine stopped: RuntimeError.'the device burns'") as caught:
                 while True:
-                    caller.get(timeout=10)
+                    caller.get(timeout=PATIENCE)
             assert isinstance(caught.value.__cause__, RuntimeError)
     with pytest.raises(EngineDeadError, match="request 'x' cannot run: the engine stopped .RuntimeError"):
         client.subscribe().submit(request("x"))
@@ -138,17 +139,18 @@ def test_closing_twice_from_two_threads_ends_both_threads_and_tells_who_waits() 
     core, executor = make_core()
     client = EngineClient(core, max_queue=8)
     caller = client.subscribe()
-    caller.submit(request("a", 60))
     executor.gate.clear()
+    caller.submit(request("a", 60))
     closing = [threading.Thread(target=client.close) for _ in range(2)]
     for thread in closing:
         thread.start()
+    wait_until(lambda: client._is_closed)
     executor.gate.set()
     for thread in closing:
-        thread.join(10)
+        thread.join()
     assert not client._thread.is_alive() and not core._device._thread.is_alive()
     with pytest.raises(EngineDeadError, match="it was closed"):
         while True:
-            caller.get(timeout=10)
+            caller.get(timeout=PATIENCE)
     with pytest.raises(EngineDeadError, match="cannot run: the engine stopped .it was closed."):
         caller.submit(request("b"))

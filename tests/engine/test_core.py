@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import pytest
 
@@ -11,6 +10,7 @@ from deepinfer.engine.core import EngineCore
 from deepinfer.engine.device_thread import DeviceThread
 from deepinfer.messages import StepOutput
 from fake_core import NUM_BLOCKS, expected, make_core, request
+from waiting import wait_until
 
 
 def drain(core: EngineCore) -> list[StepOutput]:
@@ -52,11 +52,12 @@ def test_requests_are_added_and_ended_while_the_device_is_busy() -> None:
     core.step()
     stepping = threading.Thread(target=core.step)
     stepping.start()
+    wait_until(lambda: core.stats().num_steps == 2)  # both are planned
     core.add(request("b"))  # neither waits for the device
     assert core.finish("a", "stop") and not core.finish("a", "stop") and not core.finish("unknown", "abort")
     assert core.stats().num_waiting == 1
     executor.gate.set()
-    stepping.join(10)
+    stepping.join()
     outputs = drain(core)
     assert [token for output in outputs for token in output.token_ids.tolist()] == expected()
     core.close()
@@ -92,15 +93,15 @@ def test_close_waits_for_the_running_step_and_drops_the_next() -> None:
     assert core.step() is None
     plan = core.scheduler.schedule()
     core._in_flight.append(core._device.submit(plan))
-    while not core._in_flight[0].running():  # what has not begun is dropped
-        time.sleep(0.001)
+    wait_until(core._in_flight[0].running)  # what has not begun is dropped
     closing = threading.Thread(target=core.close)
     closing.start()
+    wait_until(core._in_flight[1].cancelled)
     closing.join(0.05)
     assert closing.is_alive()
     executor.gate.set()
-    closing.join(10)
-    assert not closing.is_alive() and [plan.step for plan in executor.plans] == [1]
+    closing.join()
+    assert [plan.step for plan in executor.plans] == [1]
 
 
 def test_the_device_thread_carries_out_plans_in_order_and_passes_errors_on() -> None:

@@ -14,6 +14,7 @@ from deepinfer.messages import GenerateRequest
 from deepinfer.sampling.params import SamplingParams
 from deepinfer.structured.grammar import CompiledGrammar
 from fake_core import make_core, request
+from waiting import PATIENCE
 
 COMPILED = CompiledGrammar(1, b"")
 
@@ -102,10 +103,10 @@ def test_other_requests_run_while_one_waits_and_it_can_be_aborted() -> None:
         caller.submit(request("runs"))
         ends = []
         while not ends:
-            ends += [ended.request_id for ended in caller.get(timeout=10).finished]
+            ends += [ended.request_id for ended in caller.get(timeout=PATIENCE).finished]
         assert ends == ["runs"] and client.is_routed("waits")
         assert client.abort("waits") and not client.abort("waits")
-        (ended,) = caller.get(timeout=10).finished
+        (ended,) = caller.get(timeout=PATIENCE).finished
         assert (ended.request_id, ended.reason) == ("waits", "abort")
         assert not client.is_routed("waits")
     assert server.is_closed
@@ -120,7 +121,7 @@ def test_what_the_scheduler_refuses_ends_with_its_error() -> None:
         params = SamplingParams(structured_outputs={"regex": "a"}, max_tokens=1000, seed=1)
         caller.submit(GenerateRequest("long", long.token_ids, params, 0.0))
         server.futures[0].set_result(COMPILED)
-        (ended,) = caller.get(timeout=10).finished
+        (ended,) = caller.get(timeout=PATIENCE).finished
         assert ended.reason == "error" and "max_tokens is 1000" in ended.error
 
 
@@ -141,5 +142,5 @@ def test_a_full_queue_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
         server.futures[0].set_result(COMPILED)
         ends = []
         while not ends:
-            ends += caller.get(timeout=10).finished
+            ends += caller.get(timeout=PATIENCE).finished
         assert ends[0].reason == "length"

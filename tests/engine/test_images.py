@@ -20,6 +20,7 @@ from deepinfer import LLM, EngineDeadError, RequestError, SamplingParams
 from deepinfer.cli.eval import NANO_EVAL
 from image_prompts import TOKEN, prompts
 from images.pictures import picture
+from waiting import PATIENCE
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 SHORT = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
@@ -218,7 +219,7 @@ def test_decoding_goes_on_while_an_image_is_encoded(monkeypatch: pytest.MonkeyPa
 
         def held(plan: object) -> object:
             began.set()
-            assert gate.wait(20)
+            assert gate.wait(PATIENCE)
             return encode(plan)
 
         monkeypatch.setattr(encoder, "execute", held)
@@ -226,11 +227,11 @@ def test_decoding_goes_on_while_an_image_is_encoded(monkeypatch: pytest.MonkeyPa
         pieces: list[Any] = []
         reader = threading.Thread(target=lambda: pieces.extend(waiting))
         reader.start()
-        assert began.wait(10)
+        assert began.wait(PATIENCE)
         assert len(answers(llm, [{"prompt_token_ids": [0, 5, 6]}], GREEDY)[0]) == 24
         assert pieces == [] and llm.stats().num_waiting == 1
         gate.set()
-        reader.join(10)
+        reader.join()
         assert sum(len(piece.token_ids) for piece in pieces) == 8
 
 
@@ -241,7 +242,7 @@ def test_a_request_can_be_aborted_while_its_image_is_encoded(monkeypatch: pytest
 
         def held(plan: object) -> object:
             began.set()
-            assert gate.wait(20)
+            assert gate.wait(PATIENCE)
             return encode(plan)
 
         monkeypatch.setattr(encoder, "execute", held)
@@ -249,14 +250,14 @@ def test_a_request_can_be_aborted_while_its_image_is_encoded(monkeypatch: pytest
         ends: list[Any] = []
         reader = threading.Thread(target=lambda: ends.extend(llm.stream(prompt, SHORT, request_id="gone")))
         reader.start()
-        assert began.wait(10) and llm.abort("gone")
-        reader.join(10)
+        assert began.wait(PATIENCE) and llm.abort("gone")
+        reader.join()
         assert [piece.finish_reason for piece in ends] == ["abort"]
         gate.set()
         assert len(answers(llm, [prompt])[0]) == 8  # the embedding that nobody waited for is used
 
 
-def test_many_requests_and_aborts_at_once_leave_nothing_held() -> None:
+def test_many_requests_and_aborts_at_once_leave_nothing_held(monkeypatch: pytest.MonkeyPatch) -> None:
     """A cache of embeddings that holds the images of two requests, an encoder that takes one or two at a time."""
     asked, long = prompts(24), SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True)
     params = [long] * 12 + [SHORT] * 12  # the long ones are aborted at random
@@ -270,12 +271,21 @@ def test_many_requests_and_aborts_at_once_leave_nothing_held() -> None:
                 found[number] += piece.token_ids
                 reasons[number] = piece.finish_reason
 
+        encoder, aborted = llm._client.core._encoder._executor, threading.Event()
+        encode = encoder.execute
+
+        def after_an_abort(plan: object) -> object:
+            assert aborted.wait(PATIENCE)
+            return encode(plan)
+
+        monkeypatch.setattr(encoder, "execute", after_an_abort)
         readers = [threading.Thread(target=read, args=(number,)) for number in range(len(asked))]
         for reader in readers:
             reader.start()
         draw = np.random.default_rng(3)
         while any(reader.is_alive() for reader in readers):
-            llm.abort(f"r{draw.integers(0, 12)}")
+            if llm.abort(f"r{draw.integers(0, 12)}"):
+                aborted.set()
             time.sleep(0.005)
         assert set(reasons[:12]) <= {"abort", "length"} and "abort" in reasons
         assert reasons[12:] == ["length"] * 12 and found[12:] == expected[12:]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,9 +13,10 @@ import pytest
 import goldens
 from constrained import KINDS
 from deepinfer import LLM, RequestError, SamplingParams
+from deepinfer.structured.grammar import Grammar
+from waiting import PATIENCE, wait_until
 
 CHAT = [{"role": "user", "content": "What is 12 + 30?"}]
-WIDE = {"choice": [f"{i}{'x' * (i % 7)}" for i in range(9000)]}  # takes a second or so to compile
 
 
 @pytest.fixture(scope="module")
@@ -141,30 +141,45 @@ def test_a_bad_grammar_is_refused_alone(nano: LLM) -> None:
     assert answered.text == "ab"
 
 
-def test_a_grammar_that_compiles_for_long_holds_up_nobody(nano: LLM) -> None:
-    nano.generate("x", SamplingParams(structured_outputs={"regex": "warm"}))
+@pytest.fixture
+def compiled(nano: LLM, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Grammars with the word "slow" wait for this before they are compiled."""
+    server, gate = nano._client._grammars._server, threading.Event()
+    compile_in_helper = server._answer
+
+    def held(grammar: Grammar) -> bytes | str:
+        assert "slow" not in grammar.text or gate.wait(PATIENCE)
+        return compile_in_helper(grammar)
+
+    monkeypatch.setattr(server, "_answer", held)
+    yield gate
+    gate.set()
+
+
+def test_a_grammar_that_compiles_for_long_holds_up_nobody(nano: LLM, compiled: threading.Event) -> None:
     answered = []
 
     def answer(name: str, **params: Any) -> None:
         nano.generate("x", SamplingParams(max_tokens=2, **params))
         answered.append(name)
 
-    slow = threading.Thread(target=answer, args=("slow",), kwargs={"structured_outputs": WIDE})
+    slow = threading.Thread(target=answer, args=("slow",), kwargs={"structured_outputs": {"regex": "slow"}})
     slow.start()
+    wait_until(lambda: nano._client.num_requests == 1)
     answer("free")
     answer("quick", structured_outputs={"regex": "quick"})
+    compiled.set()
     slow.join()
     assert answered == ["free", "quick", "slow"]
 
 
-def test_a_request_can_be_aborted_while_its_grammar_compiles(nano: LLM) -> None:
+def test_a_request_can_be_aborted_while_its_grammar_compiles(nano: LLM, compiled: threading.Event) -> None:
     outputs = []
-    params = SamplingParams(structured_outputs={"choice": [text + "!" for text in WIDE["choice"]]})
+    params = SamplingParams(structured_outputs={"regex": "slow again"})
     reader = threading.Thread(target=lambda: outputs.extend(nano.stream("x", params, request_id="waits")))
     reader.start()
-    while not nano.abort("waits"):
-        time.sleep(0.001)
-    reader.join(timeout=10)
+    wait_until(lambda: nano.abort("waits"))
+    reader.join()
     assert outputs[-1].finish_reason == "abort" and outputs[-1].token_ids == []
 
 

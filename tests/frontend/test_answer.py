@@ -126,7 +126,7 @@ PIECES = (
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(parts=st.lists(st.sampled_from(PIECES), max_size=20), data=st.data())
 def test_any_text_in_any_pieces_gives_one_answer(prompts, kind, parts, data):
     text, pieces = "".join(parts), []
@@ -137,7 +137,7 @@ def test_any_text_in_any_pieces_gives_one_answer(prompts, kind, parts, data):
     assert summary(parse(prompts[kind], *pieces)) == whole == summary(parse(prompts[kind], *text))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(ids=st.lists(st.integers(0, 4095), max_size=30))
 def test_random_tokens_never_raise(prompts, tokenizer, ids):
     text = tokenizer.decode(ids, skip_special_tokens=False)

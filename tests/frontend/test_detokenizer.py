@@ -35,7 +35,7 @@ def test_every_single_id_decodes_as_the_tokenizer_says(tokenizer):
         assert detokenizer.add(token_id) + detokenizer.flush() == tokenizer.decode([token_id])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(ids=st.lists(st.one_of(st.integers(0, 4099), st.integers(3, 260), st.integers(4072, 4095)), max_size=40))
 def test_random_ids_decode_as_the_whole_sequence(tokenizer, ids):
     detokenizer = tokenizer.detokenizer()
@@ -43,7 +43,7 @@ def test_random_ids_decode_as_the_whole_sequence(tokenizer, ids):
     assert "".join(pieces) + detokenizer.flush() == tokenizer.decode(ids)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(text=st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=30))
 def test_text_comes_back_without_broken_characters(tokenizer, text):
     ids = tokenizer.encode(text)
@@ -74,7 +74,7 @@ def test_flush_gives_what_is_left():
     assert detokenizer.flush() == ""
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(tokens=st.lists(st.one_of(st.binary(min_size=1, max_size=4), st.sampled_from(NASTY)), max_size=12))
 @example(tokens=[b"\xed", b"\xa0"])
 @example(tokens=[b"\xed\xa0", b"\x80", b"\xf4", b"\x90", b"\xe0", b"\x80"])
@@ -110,7 +110,7 @@ def test_speed_is_about_a_microsecond_a_token(tokenizer):
     ids = tokenizer.encode("The quick brown fox jumps over the lazy dog. " * 300)
     detokenizer = tokenizer.detokenizer()
     [detokenizer.add(token_id) for token_id in ids]
-    best = min(timed(lambda: [detokenizer.add(token_id) for token_id in ids], time.perf_counter) for _ in range(5))
+    best = min(timed(lambda: [detokenizer.add(token_id) for token_id in ids], time.thread_time) for _ in range(5))
     assert best / len(ids) < 5e-6  # about 0.2 us on an idle core; the rest is room for busy machines
 
 

@@ -15,7 +15,7 @@ def brute_force(text: str, stops: list[str]) -> tuple[str, str | None]:
     return text[:start], stop
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(text=texts, stops=stop_lists, data=st.data())
 def test_any_cut_into_pieces_equals_a_search_of_the_whole_text(text, stops, data):
     matcher, out, rest = StopStrings(stops), "", text
@@ -65,7 +65,7 @@ def test_text_after_a_match_is_dropped():
     assert feed(["b"], "ab", "cd") == (["a", ""], "b")
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(text=texts, stops=stop_lists, early=st.integers(0, 24), keeps=st.booleans(), data=st.data())
 def test_ends_in_the_early_part_do_not_count_and_a_match_may_be_kept(text, stops, early, keeps, data):
     early = min(early, len(text))

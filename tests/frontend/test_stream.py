@@ -215,7 +215,7 @@ def test_a_request_that_never_ran_has_no_times(tokenizer):
     assert (output.text, output.token_ids) == ("", [])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     ids=st.lists(st.one_of(st.integers(3, 259), st.sampled_from([0, 4072, 4095]), st.integers(260, 4071)), max_size=20),
     data=st.data(),

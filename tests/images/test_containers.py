@@ -28,14 +28,14 @@ SECRET = b"what no decoder has to see"
 def test_made_up_files_cost_neither_time_nor_memory(name: str) -> None:
     file, before = BOMBS[name](4_000_000), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     preparer = ImagePreparer(geometry("nano"), ImageOptions())
-    started = time.perf_counter()
+    started = time.thread_time()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         try:
             assert preparer.prepare(file, "it").num_tokens
         except RequestError as error:
             assert str(error).startswith("it is ")
-    assert time.perf_counter() - started < 1.0  # each took a second to a minute, most of the time holding the GIL
+    assert time.thread_time() - started < 1.0  # each took a second to a minute, most of the time holding the GIL
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10
 
 
@@ -118,6 +118,6 @@ def test_every_format_is_turned_by_its_exif() -> None:
 
 def test_exif_of_many_tags_is_looked_through_at_once() -> None:
     body = exif_of_everything(60_000, 4_000_000)
-    started = time.perf_counter()
+    started = time.thread_time()
     assert orientation(body) == 1
-    assert time.perf_counter() - started < 1.0
+    assert time.thread_time() - started < 1.0

@@ -121,10 +121,10 @@ def test_bytes_are_counted_before_they_are_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["data:" + "a" * 30_000_000, "data:;" + "a" * 30_000_000, "data:," + "%" * 30_000_000])
 def test_very_long_texts_are_refused_at_once_in_few_words(text: str) -> None:
-    started = time.perf_counter()
+    started = time.thread_time()
     with pytest.raises(RequestError) as error:
         data_url_bytes(text, "it", LIMITS)
-    assert time.perf_counter() - started < 0.5  # a pattern took 3 s to find no comma, holding the GIL
+    assert time.thread_time() - started < 1.0  # a pattern took 3 s to find no comma, holding the GIL
     assert len(str(error.value)) < 200
     with pytest.raises(RequestError, match="cannot be read: File name too long") as error:
         image_bytes(text[5:], "it", LIMITS)

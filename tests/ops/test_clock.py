@@ -28,10 +28,11 @@ def test_time_goes_to_the_group_of_the_op_and_is_handed_out_once():
     clock = OpClock(torch.device("cpu"))
     ops = clock.around(build({"reference": reference, "slow": {"best_tokens": slow}}))
     assert ops.clock is clock
+    started = time.perf_counter()
     for _ in range(2):
         assert ops.best_tokens(torch.tensor([[1.0, 3.0, 2.0]]))[0].tolist() == [1]
     taken = clock.take()
-    assert list(taken) == ["sampling"] and 0.04 <= taken["sampling"] < 1.0
+    assert list(taken) == ["sampling"] and 0.04 <= taken["sampling"] <= time.perf_counter() - started
     assert clock.take() == {}
 
 

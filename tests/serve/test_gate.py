@@ -10,17 +10,22 @@ from serve_client import wait_until
 HELLO = {"messages": [{"role": "user", "content": "a secret"}], "max_tokens": 2}
 
 
-def line_of(caplog):
-    """The record of the one request; it is written after the answer."""
-    wait_until(lambda: any(record.name == "deepinfer.serve.gate" for record in caplog.records))
-    (record,) = (record for record in caplog.records if record.name == "deepinfer.serve.gate")
+def line_of(caplog, request_id):
+    """The record of the one request of that id; it is written after the answer, as those of other tests may be."""
+
+    def found():
+        lines = [record for record in caplog.records if record.name == "deepinfer.serve.gate"]
+        return [record for record in lines if record.fields["request_id"] == request_id]
+
+    wait_until(found)
+    (record,) = found()
     return record
 
 
 def test_a_request_leaves_a_line_without_its_contents(server, caplog):
     caplog.set_level(logging.INFO, "deepinfer.serve.gate")
     server.http.post("/v1/chat/completions", json={**HELLO, "tempratur": 3}, headers={"x-request-id": "mine"})
-    record = line_of(caplog)
+    record = line_of(caplog, "mine")
     line = json.loads(JsonLines().format(record))
     assert line["request_id"] == "mine" and line["status"] == 200 and line["path"] == "/v1/chat/completions"
     assert line["ignored_fields"] == ["'tempratur'"] and line["level"] == "info" and line["seconds"] > 0
@@ -29,8 +34,8 @@ def test_a_request_leaves_a_line_without_its_contents(server, caplog):
 
 def test_a_path_cannot_forge_a_line(server, caplog):
     caplog.set_level(logging.INFO, "deepinfer.serve.gate")
-    server.http.get("/a%0Ab")
-    record = line_of(caplog)
+    server.http.get("/a%0Ab", headers={"x-request-id": "forged"})
+    record = line_of(caplog, "forged")
     assert "\n" not in record.getMessage() and "/a\\nb" in record.getMessage()
 
 

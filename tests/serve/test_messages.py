@@ -3,6 +3,8 @@
 import anthropic
 import pytest
 
+from waiting import PATIENCE
+
 SUM = [{"role": "user", "content": "What is 12 + 30?"}]
 ASK = {"model": "deepinfer-nano", "max_tokens": 200, "messages": SUM}
 QUIET = {"thinking": {"type": "disabled"}}
@@ -46,7 +48,7 @@ def test_stop_sequences_cut_the_visible_text_alone(claude):
 
 
 def test_max_tokens_is_lowered_to_what_fits(claude):
-    answer = claude.messages.create(**ASK | {"max_tokens": 64_000} | QUIET, timeout=60)
+    answer = claude.messages.create(**ASK | {"max_tokens": 64_000} | QUIET, timeout=PATIENCE)
     assert answer.content[0].text == "42"
     assert claude.messages.create(**ASK | {"max_tokens": 2}).stop_reason == "max_tokens"
 

@@ -4,19 +4,20 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import httpx2 as httpx
 import pytest
 
 import deepinfer
+import goldens
 from deepinfer.cli.main import main
 from deepinfer.cli.serve import read_config, resolve_aliases
 from deepinfer.errors import ConfigError
-from serve_client import PATIENCE, wait_until
+from waiting import PATIENCE, is_running, wait_until
 
 SOURCE = Path(deepinfer.__file__).parents[1]
 
@@ -36,6 +37,15 @@ class Process:
                 self.url = found[1]
                 return
         raise AssertionError("".join(self.lines))
+
+    def is_closed(self):
+        """Whether it takes no more connections."""
+        host, _, port = self.url.removeprefix("http://").rpartition(":")
+        try:
+            socket.create_connection((host, int(port)), timeout=PATIENCE).close()
+        except ConnectionError:
+            return True
+        return False
 
     def end(self):
         self.popen.kill()
@@ -73,30 +83,23 @@ def test_a_first_sigterm_drains(start):
 
 
 def test_a_second_sigterm_is_final(start):
-    process = start()
-    body = {"prompt": [5], "max_tokens": 8000, "n": 20, "temperature": 1, "ignore_eos": True, "stream": True}
+    process = start("--model", str(goldens.CHECKPOINT))
+    body = {"prompt": [5], "max_tokens": 32_000, "n": 20, "temperature": 1, "ignore_eos": True, "stream": True}
     with httpx.stream("POST", process.url + "/v1/completions", json=body, timeout=PATIENCE) as response:
         lines = response.iter_lines()
         next(lines)
         process.popen.send_signal(signal.SIGTERM)
-        time.sleep(0.3)
+        wait_until(process.is_closed)
         assert process.popen.poll() is None
         process.popen.send_signal(signal.SIGTERM)
-        assert process.popen.wait(5) == 128 + signal.SIGTERM
+        assert process.popen.wait(PATIENCE) == 128 + signal.SIGTERM
 
 
 def test_a_killed_server_takes_its_engine_with_it(start):
     process = start()
     pid = next(int(found[1]) for line in process.lines if (found := re.search(r"ready \(process (\d+)\)", line)))
     process.popen.kill()
-
-    def is_gone():
-        try:
-            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-        except FileNotFoundError:
-            return True
-
-    wait_until(is_gone, 10)
+    wait_until(lambda: not is_running(pid))
 
 
 def test_a_config_file_holds_options_by_any_of_their_names(tmp_path, capsys):

@@ -15,11 +15,13 @@ from deepinfer.errors import RequestError
 from deepinfer.structured.grammar import Grammar, read_structured_outputs
 from deepinfer.structured.server import GrammarServer, hang_up
 from hostile_grammars import HEAVY, HOSTILE, WIDE
+from waiting import PATIENCE, is_running, wait_until
 
 NANO = Path(deepinfer.__file__).parent / "data" / "deepinfer-nano"
 # The limit is 1.5 s of processor time, so below 2 s on an idle machine (`benchmarks/structured/hostile.py`).
 # Tests may have to share theirs with others.
 MAX_SECONDS = 60
+IS_SLOW = "deepinfer.structured.server.COMPILE_SECONDS"  # after which a compiler that ends is said to have been slow
 
 
 def children(process_id):
@@ -55,15 +57,21 @@ def test_heavy_grammars_stay_within_the_limits(server, grammar):
     assert isinstance(compiled(server, Grammar("regex", "[0-9]{3}"))[0], bytes)
 
 
-def test_a_compiler_that_ends_early_is_a_refusal(server):
-    while children(server._process.pid):  # the last test's compiler, which has answered already
-        time.sleep(0.001)
+def test_a_compiler_that_ends_early_is_a_refusal(server, monkeypatch):
+    wait_until(lambda: not children(server._process.pid))  # the last test's compiler, which has answered already
+    ask = server._ask
+
+    def ask_one_that_ends(role):
+        connection = ask(role)
+        wait_until(lambda: children(server._process.pid))
+        os.kill(children(server._process.pid)[0], signal.SIGKILL)
+        return connection
+
+    monkeypatch.setattr(server, "_ask", ask_one_that_ends)
+    monkeypatch.setattr(IS_SLOW, PATIENCE)
     future = server.compile(Grammar("ebnf", WIDE.replace("24999", "x")))
-    while not (compilers := children(server._process.pid)):
-        time.sleep(0.001)
-    os.kill(compilers[0], signal.SIGKILL)
     with pytest.raises(RequestError, match="ebnf cannot be compiled: it needs too much memory or crashes the compiler"):
-        future.result(timeout=10)
+        future.result(timeout=PATIENCE)
 
 
 def test_equal_grammars_are_compiled_once_and_refusals_are_remembered(server):
@@ -75,7 +83,7 @@ def test_equal_grammars_are_compiled_once_and_refusals_are_remembered(server):
 def test_the_cache_is_bounded(server, monkeypatch):
     monkeypatch.setattr("deepinfer.structured.server.MAX_CACHED", 3)
     for number in range(8):
-        wait([server.compile(Grammar("regex", f"bounded{number}"))], timeout=10)
+        wait([server.compile(Grammar("regex", f"bounded{number}"))], timeout=PATIENCE)
     assert len(server._cache) <= 4  # the newest may still have been at work when the others were counted
 
 
@@ -125,18 +133,14 @@ def test_closing_ends_helpers_although_a_forked_process_holds_copies_of_their_so
     os.truncate(masks, 4 * 129)
     first, second = server.connect(masks), server.connect(masks)
     copies = [os.dup(end.fileno()) for end in (server._control, first, second)]
-    while len(children(server._process.pid)) < 2:
-        time.sleep(0.001)
+    wait_until(lambda: len(children(server._process.pid)) >= 2)
     matchers = children(server._process.pid)
     hang_up(first)
     closing = threading.Thread(target=server.close, daemon=True)
     closing.start()
-    closing.join(timeout=10)
+    closing.join(timeout=PATIENCE)
     assert not closing.is_alive()
-    deadline = time.monotonic() + 10
-    while any(Path(f"/proc/{matcher}").exists() for matcher in matchers) and time.monotonic() < deadline:
-        time.sleep(0.001)
-    assert not any(Path(f"/proc/{matcher}").exists() for matcher in matchers)
+    wait_until(lambda: not any(map(is_running, matchers)))
     for descriptor in (*copies, masks):
         os.close(descriptor)
 

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from waiting import PATIENCE
+
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "deepinfer"
 EVERYBODY_MAY_IMPORT = ("errors", "log", "env")
@@ -133,5 +135,5 @@ def test_host_module_does_not_load_torch(module):
     name = module if module == "deepinfer" else f"deepinfer.{module}"
     code = f"import sys, {name}; sys.exit('torch' in sys.modules)"
     path = {"PYTHONPATH": str(PACKAGE.parent)}
-    done = subprocess.run([sys.executable, "-c", code], env=path, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], env=path, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr or f"{name} loads torch"

@@ -212,8 +212,8 @@ class EngineClient:
             owners = {self._routes.get(request_id) for request_id, _, _ in owned}
             touched = {self._routes.get(request_id) for request_id in output.request_ids}
             touched |= {self._routes.get(ended.request_id) for ended in output.finished}
+            for ended in output.finished:  # first: whoever reads an end finds no route any more
+                self._routes.pop(ended.request_id, None)
             for subscription in touched | owners:
                 if subscription is not None:
                     subscription.deliver(output if subscription in owners else plain)
-            for ended in output.finished:  # last: an end is in the queue once the request has no route
-                self._routes.pop(ended.request_id, None)

@@ -93,4 +93,5 @@ class Traces:
 
 def _wall_ns(moment: float) -> int:
     """Nanoseconds since 1970 of a time on `time.monotonic()`."""
-    return time.time_ns() - round(1e9 * (time.monotonic() - moment))
+    # The greatest of some differences: one is too small if this thread sleeps between the two clocks.
+    return max(time.time_ns() - time.monotonic_ns() for _ in range(3)) + round(1e9 * moment)

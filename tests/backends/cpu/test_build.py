@@ -16,6 +16,7 @@ import pytest
 import goldens
 from deepinfer import log
 from deepinfer.backends.cpu import build, library
+from waiting import PATIENCE
 
 
 @pytest.fixture
@@ -71,7 +72,8 @@ def test_where_the_cache_cannot_be_written_a_temporary_folder_serves(small, tmp_
     assert build.library_file() == file
 
 
-def test_a_library_in_somebody_else_s_folder_is_not_loaded(small, monkeypatch):
+def test_a_library_in_somebody_else_s_folder_is_not_loaded(small, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     build.library_file()
     monkeypatch.setattr(os, "getuid", lambda: -1)
     with pytest.raises(build.BuildError, match="XDG_CACHE_HOME"):
@@ -87,7 +89,7 @@ def test_processes_that_build_at_the_same_time_get_the_same_library(small, tmp_p
     environment = os.environ | {"PYTHONPATH": str(Path(build.__file__).parents[3])}
     command = [sys.executable, "-c", code, str(small)]
     running = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(4)]
-    printed = {process.communicate(timeout=60)[0].strip() for process in running}
+    printed = {process.communicate(timeout=PATIENCE)[0].strip() for process in running}
     assert len(printed) == 1
     assert answer(Path(printed.pop())) == 42
 
@@ -161,5 +163,5 @@ def test_other_libraries_with_functions_of_the_same_names_are_not_called(tmp_pat
     )
     environment = os.environ | {"PYTHONPATH": str(Path(build.__file__).parents[3])}
     command = [sys.executable, "-c", code, str(others), str(goldens.CHECKPOINT)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE)
     assert (done.returncode, done.stdout.strip()) == (0, "3"), done.stderr

@@ -191,7 +191,7 @@ PLACES = {name: _paths(json.loads(path.read_text()))[1:] for name, path in FILES
 
 
 @given(data=st.data())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_any_change_to_a_config_is_valid_or_a_model_error(data: st.DataObject):
     name = data.draw(st.sampled_from(sorted(FILES)))
     changed = values(name)
