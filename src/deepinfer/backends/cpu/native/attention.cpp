@@ -18,7 +18,7 @@
 namespace deepinfer {
 namespace {
 
-constexpr int64_t TILE_TOKENS = 32;  // tokens of a row that share their unpacked window
+constexpr int64_t TILE_TOKENS = 32;  // tokens of a row that share their unpacked window at most
 constexpr int64_t SPLIT_TOKENS = 3;  // up to here the parts of a token are spread over the threads
 constexpr int64_t BLOCK_KEYS = 36;  // a multiple of KEYS
 constexpr int KEYS = 12;             // keys whose scores fill the registers
@@ -278,7 +278,8 @@ EXPORT void attend(const Batch* batch, const float* q, const uint8_t* window_row
         const auto tiles = tiles_of(*batch, 1);
         return attend_split(layer, step, tiles.data(), static_cast<int64_t>(tiles.size()));
     }
-    const auto tiles = tiles_of(*batch, TILE_TOKENS);
+    const int64_t share = (batch->num_tokens + num_threads() - 1) / num_threads();  // a row alone is for all threads
+    const auto tiles = tiles_of(*batch, std::min(TILE_TOKENS, share));
     parallel(static_cast<int64_t>(tiles.size()), 1, [&](int64_t begin, int64_t end) {
         for (int64_t i = begin; i < end; ++i) attend_tile(layer, step, tiles[i]);
     });

@@ -13,7 +13,7 @@
 namespace deepinfer {
 namespace {
 
-constexpr int64_t GRAIN = 16;   // tokens a thread takes at least
+constexpr int64_t GRAIN = 2;    // tokens a thread takes at least
 constexpr int64_t CHUNK = 128;  // tokens whose memory is kept at a time
 
 struct ByteScratch;

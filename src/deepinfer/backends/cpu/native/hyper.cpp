@@ -14,7 +14,8 @@ namespace {
 
 constexpr int64_t MAX_STREAMS = 16;
 constexpr int64_t MAX_WIDTH = (2 + MAX_STREAMS) * MAX_STREAMS;
-constexpr int64_t GRAIN = 16;        // tokens a thread takes at least
+constexpr int64_t GRAIN = 4;         // tokens a thread takes at least
+constexpr int64_t CHUNK = 16;        // tokens whose products are kept at a time
 constexpr int64_t LEAVE_GRAIN = 8;
 
 struct Mixes {
@@ -75,10 +76,10 @@ void mix_tokens(const Hyper& hyper, const float* products, const float* scales, 
 
 void enter(const Hyper& hyper, const float* streams, const float* pre, int64_t tokens, float* x, Mixes out) {
     const int64_t m = hyper.num_streams, size = m * hyper.hidden, width = hyper.fn.rows;
-    float* products = scratch<MixScratch>(GRAIN * width);
-    for (int64_t start = 0; start < tokens; start += GRAIN) {
-        const int64_t count = std::min(GRAIN, tokens - start);
-        float scales[GRAIN];
+    float* products = scratch<MixScratch>(CHUNK * width);
+    for (int64_t start = 0; start < tokens; start += CHUNK) {
+        const int64_t count = std::min(CHUNK, tokens - start);
+        float scales[CHUNK];
         gemm(streams + start * size, count, size, hyper.fn, products, width);
         for (int64_t t = 0; t < count; ++t) {
             const float* from = streams + (start + t) * size;

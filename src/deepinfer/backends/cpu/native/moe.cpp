@@ -15,7 +15,7 @@
 namespace deepinfer {
 namespace {
 
-constexpr int64_t GRAIN = 16;   // tokens a thread takes at least
+constexpr int64_t GRAIN = 8;    // tokens a thread takes at least
 constexpr int64_t CHUNK = 128;  // rows whose hidden values are kept at a time
 constexpr int64_t SHARED_ROWS = 256;  // up to here all threads work on each expert
 
@@ -95,13 +95,12 @@ void feed_all(const Feed* feeds, int64_t count, float limit) {
         products[count + i] = {kept + row * inner, one.rows, inner, one.down, one.out, hidden};
     }
     gemm_all(products, count);
-    for (int64_t i = 0, row = 0; i < count; row += feeds[i++].rows) {
-        const float* share = feeds[i].share;
-        parallel(feeds[i].rows, GRAIN, [=](int64_t first, int64_t last) {
-            for (int64_t r = first; r < last; ++r)
-                swiglu(both + (row + r) * 2 * inner, inner, limit, share ? share[r] : 1.0f, kept + (row + r) * inner);
-        });
-    }
+    parallel(rows, GRAIN, [=](int64_t first, int64_t last) {
+        for (int64_t i = 0, row = 0; i < count && row < last; row += feeds[i++].rows)
+            for (int64_t r = std::max(first, row); r < std::min(last, row + feeds[i].rows); ++r)
+                swiglu(both + r * 2 * inner, inner, limit, feeds[i].share ? feeds[i].share[r - row] : 1.0f,
+                       kept + r * inner);
+    });
     gemm_all(products + count, count);
 }
 

@@ -57,6 +57,8 @@ public:
         for (int64_t i = 1; i < num_threads; ++i) helpers_.emplace_back([this, i] { help(i); });
     }
 
+    int64_t num_threads() const { return static_cast<int64_t>(left_.size()); }
+
     void run(int64_t count, int64_t grain, const Work& work) {
         const int64_t grains = (count + grain - 1) / grain, shares = static_cast<int64_t>(left_.size());
         std::unique_lock<std::mutex> owner(owner_, std::defer_lock);
@@ -145,6 +147,8 @@ Pool& pool() {
 }  // namespace
 
 void parallel(int64_t count, int64_t grain, const Work& work) { pool().run(count, grain, work); }
+
+int64_t num_threads() { return std::max<int64_t>(pool().num_threads(), 1); }
 
 }  // namespace deepinfer
 

@@ -26,4 +26,7 @@ private:
 // Called from inside such work, or while another thread's work is going on, everything runs on the calling thread.
 void parallel(int64_t count, int64_t grain, const Work& work);
 
+// How many threads share such work.
+int64_t num_threads();
+
 }  // namespace deepinfer
