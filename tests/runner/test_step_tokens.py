@@ -23,7 +23,9 @@ from deepinfer.runner.build import build_runner
         ({"device": "null", "max_step_tokens": 64}, 64, 64),
     ],
 )
-def test_a_step_suits_the_device_and_what_runs_in_it(options: dict[str, Any], expected: int | None, prefill: int | None) -> None:
+def test_a_step_suits_the_device_and_what_runs_in_it(
+    options: dict[str, Any], expected: int | None, prefill: int | None
+) -> None:
     """expected, prefill: None = what an image needs beside all other requests."""
     config = EngineConfig.from_options({"num_blocks": 1, **options})
     built = build_runner(config, goldens.CHECKPOINT)
