@@ -157,7 +157,7 @@ def build_runner(config: EngineConfig, folder: Path, eos_ids: Sequence[int] | No
 def _step_sizes(options: SchedulerOptions, images: ImageGeometry | None, *, is_cpu: bool) -> tuple[int, int]:
     """Tokens of a step, and prompt tokens among them.
 
-    Those that were asked for, else what is usual on the device; a step holds at least an image beside the other requests.
+    Those that were asked for, else what is usual on the device; a step holds an image beside the other requests.
     """
     largest = 1 if images is None else images.max_tokens
     usual = max(CPU_STEP_TOKENS if is_cpu else STEP_TOKENS, options.max_num_requests - 1 + largest)
