@@ -94,9 +94,16 @@ def build_runner(config: EngineConfig, folder: Path, eos_ids: Sequence[int] | No
             max_model_len=max_model_len,
             encoder=null_encoder,
         )
-        step_sizes = _step_sizes(config.scheduler, model_config.images, is_cpu=False)
+        step_tokens, prefill_tokens = _step_sizes(config.scheduler, model_config.images, is_cpu=False)
         return BuiltRunner(
-            null, *step_sizes, num_blocks, *sizes, "null", images=model_config.images, encoder=null_encoder
+            null,
+            step_tokens,
+            prefill_tokens,
+            num_blocks,
+            *sizes,
+            "null",
+            images=model_config.images,
+            encoder=null_encoder,
         )
 
     started = time.monotonic()
@@ -148,9 +155,18 @@ def build_runner(config: EngineConfig, folder: Path, eos_ids: Sequence[int] | No
         runner.speculation = Speculation(
             head, builder, sampler, policy, num_slots, num_drafts, eos_ids, config.speculate.draft_acceptance
         )
-    step_sizes = _step_sizes(config.scheduler, model_config.images, is_cpu=device.type == "cpu")
+    step_tokens, prefill_tokens = _step_sizes(config.scheduler, model_config.images, is_cpu=device.type == "cpu")
     return BuiltRunner(
-        runner, *step_sizes, num_blocks, *sizes, device.type, grammars, num_drafts, model_config.images, encoder
+        runner,
+        step_tokens,
+        prefill_tokens,
+        num_blocks,
+        *sizes,
+        device.type,
+        grammars,
+        num_drafts,
+        model_config.images,
+        encoder,
     )
 
 
