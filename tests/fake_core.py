@@ -41,7 +41,7 @@ class FakeExecutor:
 
 def make_core(*, is_async: bool = True, num_slots: int = 2) -> tuple[EngineCore, FakeExecutor]:
     cache = CacheManager(NUM_BLOCKS, num_slots, BLOCK_TOKENS, MAX_LEN)
-    options = SchedulerOptions(num_slots, 16, None, 8)
+    options = SchedulerOptions(num_slots, 16, max_queue=8)
     scheduler = Scheduler(options, cache, eos_token_ids=(), max_model_len=MAX_LEN, vocab_size=50)
     executor = FakeExecutor(num_slots)
     return EngineCore(scheduler, cache, executor, is_async=is_async), executor

@@ -37,6 +37,7 @@ class NullEngine:
         max_model_len=64,
         max_step_tokens=32,
         max_chunk_tokens=None,
+        max_prefill_tokens=None,
         max_queue=100,
         depth=1,
         model=None,
@@ -49,7 +50,7 @@ class NullEngine:
         self.cache = CacheManager(num_blocks, num_slots, block_tokens, max_model_len)
         self.time = 0.0
         self.scheduler = Scheduler(
-            SchedulerOptions(num_slots, max_step_tokens, max_chunk_tokens, max_queue),
+            SchedulerOptions(num_slots, max_step_tokens, max_chunk_tokens, max_prefill_tokens, max_queue),
             self.cache,
             eos_token_ids=eos_token_ids,
             max_model_len=max_model_len,

@@ -1,6 +1,6 @@
 """Many streams for a long time: errors, latencies, and what the web process costs beside the engine.
 
-    python benchmarks/serve/soak.py --minutes 10 --streams 64
+    python benchmarks/serve/soak.py --minutes 10 --streams 64 [options of `deepinfer serve`]
 
 The offline rate is that of `LLM.generate` with the same number of requests at work, in a process of its own before the
 server starts. Overhead is the web process's processor time over the engine's.
@@ -58,12 +58,12 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=200)
     parser.add_argument("--idle", type=int, default=32, help="connections that ask nothing")
     parser.add_argument("--offline", action=argparse.BooleanOptionalAction, default=True)
-    args = parser.parse_args()
+    args, flags = parser.parse_known_args()
     if args.offline:
         words = [sys.executable, "-c", OFFLINE, str(args.streams), str(args.tokens)]
         offline = json.loads(subprocess.run(words, check=True, capture_output=True, text=True).stdout)
         print(f"offline: {offline:.0f} tokens/s with {args.streams} requests at work")
-    with running("--max-num-requests", str(args.streams)) as server:
+    with running("--max-num-requests", str(args.streams), *flags) as server:
         host, port = server.url.removeprefix("http://").split(":")
 
         async def idle() -> None:

@@ -32,6 +32,7 @@ class Schedule:
             max_model_len=self.max_model_len,
             max_step_tokens=num_slots + choice.choice([0, 1, 3, 30]),
             max_chunk_tokens=choice.choice([None, 1, 2, 7]),
+            max_prefill_tokens=choice.choice([None, 1, 4, 9]),
             max_queue=choice.choice([2, 100, 100]),
             depth=choice.choice([1, 2, 2, 3]),
             model=NullModel(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +155,32 @@ def test_images_behind_the_end_of_the_context_are_not_read(tokenizer: Tokenizer)
     assert (
         len(small.spelled_out([0, *[TOKEN] * 50], listed_images([FILE] * 50))) == 1 + 50 * one
     )  # counted all the same
+
+
+def test_pixels_that_can_never_be_held_are_refused_before_the_rest_is_read(tokenizer: Tokenizer) -> None:
+    size = ImagePreparer(geometry("nano"), ImageOptions()).prepare(FILE, "it").pixels.nbytes
+    small = RequestBuilder(
+        tokenizer, 4096, 2048, images=ImagePreparer(geometry("nano"), ImageOptions(image_queue_bytes=size + 5))
+    )
+    build(small, {"prompt_token_ids": [0, TOKEN, TOKEN], "images": [FILE, FILE]})  # equal ones are held once
+    told = rf"up to images\[1\]: the pixels of its images take \d+ bytes, but image_queue_bytes is {size + 5}"
+    with pytest.raises(RequestError, match=told):
+        build(small, {"prompt_token_ids": [0, *[TOKEN] * 3], "images": [FILE, OTHER, "not read"]})
+
+
+def test_images_of_two_prompts_at_most_are_prepared_at_a_time(tokenizer: Tokenizer) -> None:
+    preparer = ImagePreparer(geometry("nano"), ImageOptions())
+    small = RequestBuilder(tokenizer, 4096, 2048, images=preparer)
+    prompt = {"prompt_token_ids": [0, TOKEN], "images": [FILE]}
+    with ThreadPoolExecutor(1) as pool:
+        with preparer.turns, preparer.turns:
+            waiting = pool.submit(build, small, prompt)
+            with pytest.raises(TimeoutError):
+                waiting.result(0.1)
+        assert len(waiting.result(60).images) == 1
+    with pytest.raises(RequestError):
+        build(small, {"prompt_token_ids": [0, TOKEN], "images": [b"damaged"]})
+    assert preparer.turns.acquire(blocking=False) and preparer.turns.acquire(blocking=False)  # both were given back
 
 
 def test_a_model_without_an_encoder_refuses_images(tokenizer: Tokenizer) -> None:

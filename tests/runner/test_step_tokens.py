@@ -12,19 +12,23 @@ from deepinfer.runner.build import build_runner
 
 
 @pytest.mark.parametrize(
-    ("options", "expected"),
+    ("options", "expected", "prefill"),
     [
-        ({"device": "cpu", "load_format": "dummy"}, 512),
-        ({"device": "null"}, 2048),
-        ({"device": "cpu", "load_format": "dummy", "max_num_requests": 600}, None),
-        ({"device": "null", "max_num_requests": 4000}, None),
-        ({"device": "cpu", "load_format": "dummy", "max_step_tokens": 2048}, 2048),
-        ({"device": "null", "max_step_tokens": 64}, 64),
+        ({"device": "cpu", "load_format": "dummy"}, 512, 128),
+        ({"device": "null"}, 2048, 2048),
+        ({"device": "cpu", "load_format": "dummy", "max_num_requests": 600}, None, 128),
+        ({"device": "null", "max_num_requests": 4000}, None, None),
+        ({"device": "cpu", "load_format": "dummy", "max_step_tokens": 2048}, 2048, 128),
+        ({"device": "cpu", "load_format": "dummy", "max_prefill_tokens": 300}, 512, 300),
+        ({"device": "null", "max_step_tokens": 64}, 64, 64),
     ],
 )
-def test_a_step_suits_the_device_and_what_runs_in_it(options: dict[str, Any], expected: int | None) -> None:
-    """expected: None = what an image needs beside all other requests."""
+def test_a_step_suits_the_device_and_what_runs_in_it(
+    options: dict[str, Any], expected: int | None, prefill: int | None
+) -> None:
+    """expected, prefill: None = what an image needs beside all other requests."""
     config = EngineConfig.from_options({"num_blocks": 1, **options})
     built = build_runner(config, goldens.CHECKPOINT)
     assert built.images is not None
-    assert built.max_step_tokens == (expected or options["max_num_requests"] - 1 + built.images.max_tokens)
+    beside = options.get("max_num_requests", 64) - 1 + built.images.max_tokens
+    assert (built.max_step_tokens, built.max_prefill_tokens) == (expected or beside, prefill or beside)

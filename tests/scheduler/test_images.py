@@ -38,10 +38,10 @@ def test_a_chunk_ends_before_an_image_or_holds_all_of_it() -> None:
 
 
 def test_an_image_may_exceed_a_chunk_but_not_what_is_left_of_the_step() -> None:
-    budget = StepBudget(max_step_tokens=10, max_chunk_tokens=2)
+    budget = StepBudget(max_step_tokens=10, max_chunk_tokens=2, max_prefill_tokens=10)
     assert budget.take_chunk(20, lambda count: 7) == 7
     assert budget.take_chunk(20, lambda count: 4) == 0
-    assert budget.left == 3
+    assert budget.prefill_left == 3
 
 
 @pytest.mark.parametrize("max_chunk_tokens", [1, 2, 3, 5, None])
@@ -263,6 +263,7 @@ def test_random_requests_with_images_are_all_answered() -> None:
             cache_tokens=draw.choice([3 * largest, 4 * largest, 100]),
             patches=draw.choice([1, 5, 100]),
             depth=draw.choice([1, 2, 3]),
+            max_prefill_tokens=draw.choice([None, None, 2, 9]),
         )
         for number in range(draw.randint(2, 8)):
             parts = [draw.randrange(10, 50) for _ in range(draw.randint(1, 5))]

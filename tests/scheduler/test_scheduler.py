@@ -69,6 +69,16 @@ def test_prompts_are_cut_into_chunks_and_only_the_last_samples():
     assert engine.tokens("a") == engine.direct("a")
 
 
+def test_prompts_share_the_tokens_that_are_theirs_while_answers_keep_their_pace():
+    engine = NullEngine(max_step_tokens=30, max_prefill_tokens=6)
+    engine.add("a", 2)
+    engine.step()
+    engine.add("b", 10)
+    engine.add("c", 10)
+    assert rows(engine.plan()) == [(1, 2, 1, False, True), (2, 0, 6, True, False)]
+    assert rows(engine.plan()) == [(1, 3, 1, False, True), (2, 6, 4, True, True), (3, 0, 2, True, False)]
+
+
 def test_decode_rows_come_first_and_chunks_share_what_they_leave_in_order_of_admission():
     engine = NullEngine(max_step_tokens=8, max_chunk_tokens=4)
     engine.add("a", 2)

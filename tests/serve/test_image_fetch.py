@@ -13,7 +13,7 @@ import deepinfer
 from deepinfer.config.serve import ServeOptions
 from deepinfer.errors import ConfigError, RequestError
 from deepinfer.serve import image_fetch
-from deepinfer.serve.image_fetch import ImageFetcher, is_public, public_address
+from deepinfer.serve.image_fetch import ImageFetcher, is_public, public_addresses
 from serve_client import running
 from waiting import PATIENCE
 
@@ -59,7 +59,7 @@ def port():
 @pytest.fixture
 def host(port, monkeypatch):
     """The same under a name that seems to be public."""
-    monkeypatch.setattr(image_fetch, "public_address", lambda host, port: "127.0.0.1")
+    monkeypatch.setattr(image_fetch, "public_addresses", lambda host, port, deadline: ["127.0.0.2", "127.0.0.1"])
     return f"pictures.test:{port}"
 
 
@@ -124,7 +124,39 @@ def test_one_private_address_spoils_a_host(monkeypatch, addresses):
     entries = [(2, 1, 6, "", (address, 80)) for address in addresses]
     monkeypatch.setattr(image_fetch.socket, "getaddrinfo", lambda *_, **__: entries)
     with pytest.raises(PermissionError):
-        public_address("mixed.test", 80)
+        public_addresses("mixed.test", 80, time.monotonic() + 60)
+
+
+def test_a_name_that_is_not_found_in_time_is_given_up(monkeypatch):
+    ends = threading.Event()
+    monkeypatch.setattr(image_fetch.socket, "getaddrinfo", lambda *_, **__: [] if ends.wait(60) else [])
+    started = time.monotonic()
+    with pytest.raises(TimeoutError):
+        public_addresses("slow.test", 80, time.monotonic() + 0.2)
+    assert time.monotonic() - started < 30
+    ends.set()
+
+
+def test_each_address_is_named_once(monkeypatch):
+    entries = [(2, 1, 6, "", (address, 80)) for address in ("93.184.215.14", "93.184.215.15", "93.184.215.14")]
+    monkeypatch.setattr(image_fetch.socket, "getaddrinfo", lambda *_, **__: entries)
+    assert public_addresses("two.test", 80, time.monotonic() + 60) == ["93.184.215.14", "93.184.215.15"]
+
+
+def test_no_address_takes_more_than_its_share_of_the_time(monkeypatch):
+    seconds = []
+
+    def refuse(place, timeout):
+        seconds.append(timeout)
+        raise ConnectionRefusedError
+
+    monkeypatch.setattr(image_fetch.socket, "create_connection", refuse)
+    monkeypatch.setattr(
+        image_fetch, "public_addresses", lambda host, port, deadline: [f"192.0.2.{n}" for n in range(9)]
+    )
+    with pytest.raises(RequestError, match="cannot be downloaded .ConnectionRefusedError"):
+        ImageFetcher(frozenset(["many.test"]), 2**20)([("http://many.test/a.png", "image 1")])
+    assert seconds == pytest.approx([20 / 4, 20 / 3, 20 / 2, 20], rel=0.2)
 
 
 @pytest.mark.parametrize(

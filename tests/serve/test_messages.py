@@ -91,3 +91,25 @@ def test_a_wrong_key_is_an_authentication_error(null):
         one.messages.create(**ASK)
     with null.anthropic("second-key") as one:
         assert one.messages.count_tokens(model=ASK["model"], messages=SUM).input_tokens > 10
+
+
+def test_a_client_that_asks_for_a_thread_goes_on_without_one(claude):
+    cities = []
+
+    @anthropic.beta_tool
+    def get_weather(city: str) -> str:
+        """The weather in a city.
+
+        Args:
+            city: its name
+        """
+        cities.append(city)
+        return "sunny"
+
+    ask = {"model": "deepinfer-nano", "max_tokens": 300, "messages": [{"role": "user", "content": "Weather in Paris?"}]}
+    tools = {"tools": [get_weather], "tool_choice": {"type": "any"}}
+    runner = claude.beta.messages.tool_runner(**ask, **tools, extra_body={"temperature": 0}, max_iterations=2)
+    answers = list(runner)
+    assert len(answers) == len(cities) == 2
+    with pytest.raises(anthropic.BadRequestError, match="keeps no conversations"):
+        claude.messages.create(**ASK, extra_body={"thread": {"type": "create"}})

@@ -106,6 +106,7 @@ def test_the_answers_of_other_keys_are_not_found(null):
     ("options", "words"),
     [
         ({"previous_response_id": "resp_1"}, "previous_response_id is set"),
+        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, r"input\[0\] refers to an item of an earlier answer"),
         ({"background": True, "stream": True}, "stream and background"),
         ({"input": []}, "refused"),
         ({"max_output_tokens": -1}, "max_tokens is -1"),

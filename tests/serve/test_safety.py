@@ -8,9 +8,10 @@ import time
 import pytest
 
 import goldens
+from deepinfer.serve import body as bodies
 from deepinfer.serve.body import MAX_TOTAL_BYTES, Budget
 from deepinfer.serve.errors import ApiError
-from serve_client import running, wait_until
+from serve_client import PATIENCE, running, wait_until
 
 CHAT = "/v1/chat/completions"
 HELLO = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
@@ -75,6 +76,15 @@ def test_a_body_without_a_stated_length_is_cut_off(server):
             yield b" " * 2**20
 
     assert server.http.post(CHAT, content=parts()).status_code == 413
+
+
+def test_a_body_that_does_not_come_to_its_end_is_given_up(server, monkeypatch):
+    monkeypatch.setattr(bodies, "READ_SECONDS", 0.3)
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=PATIENCE) as client:
+        client.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n{")
+        told = client.recv(65536)
+    assert told.startswith(b"HTTP/1.1 408") and server.service.budget._left == MAX_TOTAL_BYTES
 
 
 def test_a_full_queue_is_told_with_a_time_to_come_back():

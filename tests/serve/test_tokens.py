@@ -88,6 +88,14 @@ def test_models_are_listed(client):
         client.models.retrieve("other")
 
 
+def test_models_are_listed_for_anthropics_client_too(server):
+    with server.anthropic() as claude:
+        (model,) = claude.models.list()
+        assert (model.id, model.type, model.display_name) == ("deepinfer-nano", "model", "deepinfer-nano")
+        assert model.created_at.timestamp() == server.service.started
+        assert claude.models.retrieve("deepinfer-nano") == model
+
+
 def test_health_ready_and_version(server):
     assert server.http.get("/health").json()["status"] == "ok"
     assert server.http.get("/ready").json() == {"ready": True}

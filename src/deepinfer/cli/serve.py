@@ -19,7 +19,7 @@ ALIASES = {
     "--max-num-seqs": "--max-num-requests",
     "--max-running-requests": "--max-num-requests",
     "--max-num-batched-tokens": "--max-step-tokens",
-    "--chunked-prefill-size": "--max-chunk-tokens",
+    "--chunked-prefill-size": "--max-prefill-tokens",
     "--context-length": "--max-model-len",
     "--max-queued-requests": "--max-queue",
     "--num-gpu-blocks-override": "--num-blocks",

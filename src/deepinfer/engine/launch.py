@@ -35,7 +35,9 @@ def launch(config: EngineConfig, folder: Path, eos_ids: Sequence[int] | None = N
     eos_ids: tokens that end an answer; the model configuration's when None.
     """
     built = build_runner(config, folder, eos_ids)
-    options = dataclasses.replace(config.scheduler, max_step_tokens=built.max_step_tokens)
+    options = dataclasses.replace(
+        config.scheduler, max_step_tokens=built.max_step_tokens, max_prefill_tokens=built.max_prefill_tokens
+    )
     cache = CacheManager(built.num_blocks, options.max_num_requests, built.block_tokens, built.max_model_len)
     scheduler = Scheduler(
         options,

@@ -11,6 +11,7 @@ import numpy as np
 from deepinfer.errors import RequestError, shown
 from deepinfer.images.messages import ImageSpan
 from deepinfer.images.prepare import Detail, ImagePreparer
+from deepinfer.images.room import check_fits
 from deepinfer.images.sources import ImageSource
 from deepinfer.messages import Int32
 
@@ -79,8 +80,8 @@ def place_images(
     """The prompt with as many image tokens as each image takes, where it had one, and where the images are.
 
     preparer: None = the model takes no images. max_tokens: of the prompt, None = any; images behind it are not read.
-    Raises RequestError for an image that cannot be used, for a prompt that becomes too long, or if there are
-    not as many images as placeholders.
+    Raises RequestError for an image that cannot be used, for a prompt that becomes too long or whose pixels are more
+    than can ever be held, or if there are not as many images as placeholders.
     """
     if preparer is None:
         if images:
@@ -97,6 +98,15 @@ def place_images(
         raise RequestError(
             f"prompt has {len(images)} images; it may have {preparer.max_images}, leave some out or raise --max-images"
         )
+    with preparer.turns:
+        return _placed(token_ids, images, preparer, max_tokens)
+
+
+def _placed(
+    token_ids: list[int], images: Sequence[PromptImage], preparer: ImagePreparer, max_tokens: int | None
+) -> tuple[list[int], tuple[ImageSpan, ...]]:
+    """What `place_images` returns, image after image, until they are too many."""
+    token = preparer.geometry.token_id
     ids: list[int] = []
     spans: list[ImageSpan] = []
     start, num_tokens = 0, len(token_ids)
@@ -111,6 +121,7 @@ def place_images(
                 "give fewer or smaller images, shorten it or raise --max-model-len"
             )
         spans.append(ImageSpan(len(ids), image))
+        check_fits(spans, preparer.max_bytes, f"the prompt up to {given.name}")
         ids += [token] * image.num_tokens
         start = end + 1
     return ids + token_ids[start:], tuple(spans)

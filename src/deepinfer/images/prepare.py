@@ -21,18 +21,22 @@ Detail = Literal["low", "high", "original", "auto"]
 DETAILS = ("low", "high", "original", "auto")
 PADDING = (127, 127, 127)  # zero after normalisation
 LOW_DETAIL_SIDE = 512  # pixels of the longer side at low detail, before the plan; as in deepseek-recipe
-MAX_DECODERS = 2  # images that are decoded at the same time, which bounds memory
+MAX_TURNS = 2  # prompts whose images are prepared at the same time, one after another, which bounds memory
 KEY_BYTES = 16
 
 
 class ImagePreparer:
-    """Prepares images for one model; may be called from any thread."""
+    """Prepares images for one model; may be called from any thread.
+
+    turns: hold one while the images of a prompt are prepared. max_bytes: of the pixels of one prompt.
+    """
 
     def __init__(self, geometry: ImageGeometry, options: ImageOptions) -> None:
         self.geometry = geometry
         self.max_images = options.max_images
         self.limits = ImageLimits.of(options)
-        self._decoders = threading.BoundedSemaphore(MAX_DECODERS)
+        self.max_bytes = options.image_queue_bytes
+        self.turns = threading.BoundedSemaphore(MAX_TURNS)
         self._alive: WeakValueDictionary[bytes, ImageInput] = WeakValueDictionary()
         self._lock = threading.Lock()  # of `_alive`
 
@@ -47,16 +51,15 @@ class ImagePreparer:
         if detail not in DETAILS:
             raise RequestError(f"detail of {name} is {shown(detail)}; it must be one of {', '.join(DETAILS)}")
         given = source if isinstance(source, Image.Image) else image_bytes(source, name, self.limits)
-        with self._decoders:
-            if isinstance(given, Image.Image):
-                picture = opened_picture(given, name, self.limits)
-            else:
-                picture = decode(given, name, self.limits)
-            if size is not None:
-                _check_size(picture, size, name)
-            if detail == "low":
-                picture = _at_low_detail(picture)
-            pixels = np.array(fit(picture, self.geometry))
+        if isinstance(given, Image.Image):
+            picture = opened_picture(given, name, self.limits)
+        else:
+            picture = decode(given, name, self.limits)
+        if size is not None:
+            _check_size(picture, size, name)
+        if detail == "low":
+            picture = _at_low_detail(picture)
+        pixels = np.array(fit(picture, self.geometry))
         height, width = pixels.shape[:2]
         digest = hashlib.blake2b(f"{width}x{height}".encode(), digest_size=KEY_BYTES)
         digest.update(pixels.data)

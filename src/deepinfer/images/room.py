@@ -37,11 +37,7 @@ class PixelRoom:
         name: how errors call the request.
         """
         distinct, limit = _distinct(images), self._max_bytes
-        if (own := sum(image.pixels.nbytes for image in distinct)) > limit:
-            raise RequestError(
-                f"{name}: the pixels of its images take {own} bytes, but image_queue_bytes is {limit}; "
-                "give fewer or smaller images or raise --image-queue-bytes"
-            )
+        check_fits(images, limit, name)
         if self._num_bytes + sum(image.pixels.nbytes for image in distinct if image.key not in self._held) > limit:
             raise QueueFullError(
                 f"{name} is refused: images of other requests take {self._num_bytes} bytes already and "
@@ -71,6 +67,16 @@ class PixelRoom:
         assert self._num_bytes == sum(held.image.pixels.nbytes for held in self._held.values()), "pixels are miscounted"
         assert self._num_bytes <= self._max_bytes, "more pixels than there is room for"
         assert all(held.num_requests > 0 for held in self._held.values()), "pixels are held for nobody"
+
+
+def check_fits(images: Sequence[ImageSpan], max_bytes: int, name: str) -> None:
+    """Raise RequestError if the images of a request can never be held. name: as in `PixelRoom.check_room`."""
+    own = sum(image.pixels.nbytes for image in _distinct(images))
+    if own > max_bytes:
+        raise RequestError(
+            f"{name}: the pixels of its images take {own} bytes, but image_queue_bytes is {max_bytes}; "
+            "give fewer or smaller images or raise --image-queue-bytes"
+        )
 
 
 def _distinct(images: Sequence[ImageSpan]) -> Iterable[ImageInput]:

@@ -36,7 +36,8 @@ from deepinfer.structured.server import GrammarServer
 
 logger = log.get(__name__)
 NULL_BLOCKS_PER_REQUEST = 16
-CPU_STEP_TOKENS = 512  # as fast as larger steps there, and what runs beside a prompt waits less
+CPU_STEP_TOKENS = 512
+CPU_PREFILL_TOKENS = 128  # of these: as fast as more there, and what runs beside prompts waits less
 STEP_TOKENS = 2048
 
 
@@ -44,13 +45,14 @@ STEP_TOKENS = 2048
 class BuiltRunner:
     """A runner, and what a scheduler must know about it.
 
-    max_step_tokens: as the options say, or chosen for this device.
+    max_step_tokens, max_prefill_tokens: as the options say, or chosen for this device.
     device: cpu, cuda or null.
     images, encoder: how images are prepared, and what encodes them; None if the model takes none.
     """
 
     runner: Runner | NullRunner
     max_step_tokens: int
+    max_prefill_tokens: int
     num_blocks: int
     block_tokens: int
     max_model_len: int
@@ -92,9 +94,16 @@ def build_runner(config: EngineConfig, folder: Path, eos_ids: Sequence[int] | No
             max_model_len=max_model_len,
             encoder=null_encoder,
         )
-        step_tokens = _step_tokens(config.scheduler, STEP_TOKENS, model_config.images)
+        step_tokens, prefill_tokens = _step_sizes(config.scheduler, model_config.images, is_cpu=False)
         return BuiltRunner(
-            null, step_tokens, num_blocks, *sizes, "null", images=model_config.images, encoder=null_encoder
+            null,
+            step_tokens,
+            prefill_tokens,
+            num_blocks,
+            *sizes,
+            "null",
+            images=model_config.images,
+            encoder=null_encoder,
         )
 
     started = time.monotonic()
@@ -146,20 +155,30 @@ def build_runner(config: EngineConfig, folder: Path, eos_ids: Sequence[int] | No
         runner.speculation = Speculation(
             head, builder, sampler, policy, num_slots, num_drafts, eos_ids, config.speculate.draft_acceptance
         )
-    step_tokens = _step_tokens(
-        config.scheduler, CPU_STEP_TOKENS if device.type == "cpu" else STEP_TOKENS, model_config.images
-    )
+    step_tokens, prefill_tokens = _step_sizes(config.scheduler, model_config.images, is_cpu=device.type == "cpu")
     return BuiltRunner(
-        runner, step_tokens, num_blocks, *sizes, device.type, grammars, num_drafts, model_config.images, encoder
+        runner,
+        step_tokens,
+        prefill_tokens,
+        num_blocks,
+        *sizes,
+        device.type,
+        grammars,
+        num_drafts,
+        model_config.images,
+        encoder,
     )
 
 
-def _step_tokens(options: SchedulerOptions, usual: int, images: ImageGeometry | None) -> int:
-    """Tokens of a step: those that were asked for, else `usual`, or what an image needs beside the other requests."""
-    if options.max_step_tokens is not None:
-        return options.max_step_tokens
+def _step_sizes(options: SchedulerOptions, images: ImageGeometry | None, *, is_cpu: bool) -> tuple[int, int]:
+    """Tokens of a step, and prompt tokens among them.
+
+    Those that were asked for, else what is usual on the device; a step holds an image beside the other requests.
+    """
     largest = 1 if images is None else images.max_tokens
-    return max(usual, options.max_num_requests - 1 + largest)
+    usual = max(CPU_STEP_TOKENS if is_cpu else STEP_TOKENS, options.max_num_requests - 1 + largest)
+    step_tokens = options.max_step_tokens or usual
+    return step_tokens, options.max_prefill_tokens or (CPU_PREFILL_TOKENS if is_cpu else step_tokens)
 
 
 def _checked_eos(eos_ids: Sequence[int], vocab_size: int) -> tuple[int, ...]:

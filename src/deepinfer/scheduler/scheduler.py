@@ -90,6 +90,7 @@ class Scheduler:
         self.num_not_finite = 0
         self._max_step_tokens = options.max_step_tokens
         self._max_chunk_tokens = options.max_chunk_tokens or options.max_step_tokens
+        self._max_prefill_tokens = options.max_prefill_tokens or options.max_step_tokens
         self._cache = cache
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
@@ -194,7 +195,7 @@ class Scheduler:
 
     def schedule(self) -> StepPlan | None:
         """The next step: decode rows, then prefill rows; None when nothing can be computed now."""
-        budget = StepBudget(self._max_step_tokens, self._max_chunk_tokens)
+        budget = StepBudget(self._max_step_tokens, self._max_chunk_tokens, self._max_prefill_tokens)
         decoding, counts = self._take_decode_rows(budget)
         setups: list[SlotSetup] = []
         chunks = self._take_chunks(budget, setups)
@@ -252,8 +253,8 @@ class Scheduler:
 
     def _take_chunks(self, budget: StepBudget, setups: list[SlotSetup]) -> list[Chunk]:
         """Prefill rows of the admitted requests, then of newly admitted ones, as far as the budget goes."""
-        taken = [self._take_chunk(request, budget) for request in self._prefilling if budget.left]
-        while budget.left:
+        taken = [self._take_chunk(request, budget) for request in self._prefilling if budget.prefill_left]
+        while budget.prefill_left:
             request = self._admit_next()
             if request is None:
                 break

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -13,6 +14,7 @@ from deepinfer.serve.errors import ApiError, ClientLeft
 MAX_DEPTH = 64
 MAX_VALUES = 2**21  # of all lists and objects together, and commas and brackets in texts
 MAX_TOTAL_BYTES = 2**28  # of all bodies that are being worked on
+READ_SECONDS = 120.0  # for a whole body: clients that send slowly must not keep the others' bytes for ever
 BIG_BYTES = 2**16  # bodies from here on are worked on beside the event loop
 
 
@@ -36,22 +38,27 @@ class Budget:
 async def read_bytes(request: Request, max_bytes: int, budget: Budget) -> bytes:
     """The body as it came, whose bytes the caller gives back to the budget.
 
-    Raises ApiError when it is too long (413, without reading all of it) or all bodies together are (429).
+    Raises ApiError when it is too long (413, without reading all of it), all bodies together are (429), or it does
+    not come to its end in time (408).
     """
     stated = request.headers.get("content-length", "")
     if stated.isdigit() and (len(stated) > 15 or int(stated) > max_bytes):
         raise too_long(max_bytes)
     parts, size = [], 0
     try:
-        async for part in request.stream():
-            if size + len(part) > max_bytes:
-                raise too_long(max_bytes)
-            budget.take(len(part))
-            size += len(part)
-            parts.append(part)
+        async with asyncio.timeout(READ_SECONDS):
+            async for part in request.stream():
+                if size + len(part) > max_bytes:
+                    raise too_long(max_bytes)
+                budget.take(len(part))
+                size += len(part)
+                parts.append(part)
     except ClientDisconnect:
         budget.give(size)
         raise ClientLeft from None
+    except TimeoutError:
+        budget.give(size)
+        raise ApiError(408, f"the body did not come within {READ_SECONDS:g} s; send less", code="timeout") from None
     except BaseException:
         budget.give(size)
         raise

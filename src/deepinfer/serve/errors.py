@@ -28,19 +28,24 @@ ANTHROPIC_TYPES = {
 
 @dataclass(frozen=True)
 class ApiError(Exception):
-    """An answer that is an error. message: for the client; nothing in it is secret."""
+    """An answer that is an error.
+
+    message: for the client; nothing in it is secret. details: for clients of Anthropic, that look there for a way on.
+    """
 
     status: int
     message: str
     param: str | None = None
     code: str | None = None
     headers: dict[str, str] = field(default_factory=dict)
+    details: dict[str, Any] = field(default_factory=dict)
 
     def body(self, dialect: Dialect) -> dict[str, Any]:
         """The structured body."""
         if dialect == "anthropic":
             kind = ANTHROPIC_TYPES.get(self.status, "api_error")
-            return {"type": "error", "error": {"type": kind, "message": self.message}}
+            details = {"details": self.details} if self.details else {}
+            return {"type": "error", "error": {"type": kind, "message": self.message, **details}}
         kind = OPENAI_TYPES.get(self.status, "server_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 

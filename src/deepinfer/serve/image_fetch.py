@@ -1,8 +1,9 @@
 """Images from the domains that an operator allows; the one place where the server opens connections of its own.
 
 What a client names is connected to only if its host is allowed and every address of that host is public. The
-connection goes to the address that was looked at, so that a name cannot mean another one a moment later, and a
-redirect is followed only to where a client might have sent us itself.
+connection goes to an address that was looked at, so that a name cannot mean another one a moment later, and a
+redirect is followed only to where a client might have sent us itself. One deadline holds for all of it: names are
+looked up beside, and each address gets its share of the time that is left.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import ssl
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from urllib.parse import SplitResult, urljoin, urlsplit
 
@@ -23,6 +25,7 @@ from deepinfer.errors import RequestError, shown
 MAX_URLS = 16  # in one request
 MAX_SECONDS = 20.0  # for all of them
 MAX_REDIRECTS = 3
+MAX_ADDRESSES = 4  # of a host, tried one after another
 PORTS = {"http": 80, "https": 443}
 PIECE = 2**16
 GLOBAL_UNICAST = ipaddress.ip_network("2000::/3")  # all that is handed out for the internet of IPv6
@@ -90,11 +93,9 @@ class ImageFetcher:
 def _response(place: SplitResult, deadline: float) -> Iterator[http.client.HTTPResponse]:
     """The answer to a GET; its connection is cut at the deadline, however slowly bytes may come."""
     host, port = place.hostname or "", place.port or PORTS[place.scheme]
-    seconds = deadline - time.monotonic()
-    if seconds <= 0:
-        raise TimeoutError
     connection = http.client.HTTPConnection(host, port)
-    connection.sock = socket.create_connection((public_address(host, port), port), timeout=seconds)
+    connection.sock = _connected(public_addresses(host, port, deadline), port, deadline)
+    seconds = _seconds_until(deadline)
     spare = connection.sock.dup()  # stays ours, whatever becomes of the other
     cut = threading.Timer(seconds, _cut, (spare,))
     cut.daemon = True
@@ -112,12 +113,47 @@ def _response(place: SplitResult, deadline: float) -> Iterator[http.client.HTTPR
         spare.close()
 
 
-def public_address(host: str, port: int) -> str:
-    """An address of a host all of whose addresses are public. Raises OSError."""
-    found = [str(entry[4][0]) for entry in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
+def _connected(addresses: Sequence[str], port: int, deadline: float) -> socket.socket:
+    """A connection to the first address that takes one. Raises OSError."""
+    for place, address in enumerate(addresses[:MAX_ADDRESSES]):
+        num_left = min(len(addresses), MAX_ADDRESSES) - place
+        try:
+            made = socket.create_connection((address, port), timeout=_seconds_until(deadline) / num_left)
+        except OSError:
+            if num_left == 1:
+                raise
+        else:
+            made.settimeout(_seconds_until(deadline))
+            return made
+    raise PermissionError("no address")
+
+
+def public_addresses(host: str, port: int, deadline: float) -> list[str]:
+    """The addresses of a host, all of which must be public. Raises OSError, also when the answer takes too long."""
+    answer: Future[list[str]] = Future()
+    threading.Thread(target=_look_up, args=(host, port, answer), name="deepinfer-names", daemon=True).start()
+    found = answer.result(_seconds_until(deadline))
     if not found or not all(map(is_public, found)):
         raise PermissionError("not public")
-    return found[0]
+    return found
+
+
+def _look_up(host: str, port: int, answer: Future[list[str]]) -> None:
+    """Nothing ends a look-up early, so that it has a thread of its own, which nobody waits for after the deadline."""
+    try:
+        entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        answer.set_exception(error)
+    else:
+        answer.set_result([*dict.fromkeys(str(entry[4][0]) for entry in entries)])
+
+
+def _seconds_until(deadline: float) -> float:
+    """Raises TimeoutError when it is over."""
+    seconds = deadline - time.monotonic()
+    if seconds <= 0:
+        raise TimeoutError
+    return seconds
 
 
 def is_public(address: str) -> bool:

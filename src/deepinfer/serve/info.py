@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -14,7 +16,8 @@ from deepinfer.serve.service import Service
 async def models(request: Request) -> Response:
     """The names of the model."""
     service: Service = request.app.state.service
-    return JSONResponse({"object": "list", "data": [_model(service, name) for name in service.names]})
+    ends = {"first_id": service.names[0], "last_id": service.names[-1], "has_more": False}
+    return JSONResponse({"object": "list", "data": [_model(service, name) for name in service.names], **ends})
 
 
 async def model(request: Request) -> Response:
@@ -28,10 +31,12 @@ async def model(request: Request) -> Response:
 
 
 def _model(service: Service, name: str) -> dict[str, object]:
+    """In the words of OpenAI, of vLLM and (the last three) of Anthropic."""
     limits = service.link.limits
     return {
         "id": name, "object": "model", "created": service.started, "owned_by": "deepinfer",
         "root": service.names[0], "max_model_len": None if limits is None else limits.max_model_len,
+        "type": "model", "display_name": name, "created_at": datetime.fromtimestamp(service.started, UTC).isoformat(),
     }  # fmt: skip
 
 

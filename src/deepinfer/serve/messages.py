@@ -11,12 +11,13 @@ from starlette.responses import JSONResponse, Response
 from deepinfer.errors import RequestError, shown
 from deepinfer.frontend.protocol_answers import ProtocolStream
 from deepinfer.serve import fields
+from deepinfer.serve.errors import ApiError
 from deepinfer.serve.protocol import NOT_HERE, EventWriter, protocol_stream
 from deepinfer.serve.service import Service
 
 OWN = frozenset({
     "messages", "system", "tools", "tool_choice", "thinking", "stop_sequences", "output_config", "output_format",
-    "betas", "inference_geo", "cache_control", "context_management",
+    "betas", "inference_geo", "cache_control", "context_management", "thread",
 })  # fmt: skip
 
 
@@ -25,6 +26,8 @@ async def create(request: Request) -> Response:
     service: Service = request.app.state.service
     body, is_big = await service.read(request)
     service.check(body, OWN, request)
+    if body.get("thread") is not None:
+        raise _no_threads()
     answer_id, known_as = service.ids(body, request, "msg_")
     stream = await service.work(is_big, lambda: _stream(service, body, answer_id))
     is_stream = fields.switch(body, "stream")
@@ -37,6 +40,13 @@ async def count_tokens(request: Request) -> Response:
     body, is_big = await service.read(request)
     service.check(body, OWN, request)
     return JSONResponse({"input_tokens": await service.work(is_big, lambda: _count(service, body))})
+
+
+def _no_threads() -> ApiError:
+    """The refusal after which Anthropic's client sends the whole conversation instead."""
+    message = "thread is set, but this server keeps no conversations; send all messages without it"
+    details = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+    return ApiError(400, message, "thread", "invalid_request", details=details)
 
 
 def _count(service: Service, body: Mapping[str, Any]) -> int:

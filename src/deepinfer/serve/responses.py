@@ -37,6 +37,7 @@ async def create(request: Request) -> Response:
     for name in ("previous_response_id", "conversation"):
         if body.get(name) is not None:
             raise RequestError(f"{name} is set, but this server keeps no conversations; send the whole input")
+    _refuse_references(body.get("input"))
     answer_id, known_as = service.ids(body, request, "resp_")
     stream = await service.work(is_big, lambda: _stream(service, body, answer_id))
     is_stream, is_background = fields.switch(body, "stream"), fields.switch(body, "background")
@@ -54,6 +55,16 @@ async def create(request: Request) -> Response:
         return service.answer(exchange, ResponsesWriter(stream, stored), is_stream=is_stream)
     stored.task = asyncio.create_task(_run(exchange, service.options.request_seconds))  # the loop alone would forget it
     return JSONResponse(stored.body())
+
+
+def _refuse_references(items: object) -> None:
+    """Raise RequestError for an item that stands for one of an earlier answer: the prompt would lack it."""
+    for place, item in enumerate(items if isinstance(items, list) else ()):
+        if isinstance(item, dict) and item.get("type") == "item_reference":
+            raise RequestError(
+                f"input[{place}] refers to an item of an earlier answer, but this server keeps no conversations; "
+                "send the item itself"
+            )
 
 
 async def _run(exchange: Exchange, seconds: float) -> None:
