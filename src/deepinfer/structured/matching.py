@@ -126,12 +126,17 @@ class MatcherState:
         Masks of ended and of failed answers, and those behind a draft that is not allowed, allow everything: nobody
         will read what is drawn.
         """
-        walks = []
+        walks, matchers, lines = [], [], []
         for slot, line, drafts, first in fills:
-            if (matcher := self._matchers.get(slot)) is not None:
+            if (matcher := self._matchers.get(slot)) is None:
+                self._masks[line + first : line + len(drafts) + 1] = -1
+            elif drafts:
                 walks.append(_Walk(matcher, line, drafts, first))
             else:
-                self._masks[line + first : line + len(drafts) + 1] = -1
+                matchers.append(matcher)
+                lines.append(line)
+        if matchers:
+            self._library.fill_all(matchers, self._masks, lines)
         now, place = walks, 0
         while now:
             if wanted := [walk for walk in now if walk.first <= place]:
