@@ -12,7 +12,7 @@ from deepinfer.speculate.costs import StepCosts
 
 PROBE_STEPS = 1024  # plain steps after which drafts are tried again, to see whether texts or times have changed
 FEED_STEPS = 16  # steps before that from which on the draft head reads along again
-MARGIN = 1.03  # by so much drafts must be expected to be faster
+MARGIN = 1.06  # by so much drafts must be expected to be faster; times are known no better
 MEAN_RATE = 0.05  # share of one step in the mean survival of drafts
 
 

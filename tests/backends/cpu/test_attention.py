@@ -213,7 +213,7 @@ def test_a_row_gives_the_same_bits_alone_and_in_any_batch(size, num_threads):
 
 
 @pytest.mark.parametrize("num_threads", [1, 2])
-@pytest.mark.parametrize("size", [1, 2, 31, 32, 33, 100])
+@pytest.mark.parametrize("size", [1, 2, 6, 31, 32, 33, 100])
 def test_chunks_give_the_same_bits_as_one_pass(size, num_threads):
     made, ops = make_world(), pair.cpu()
     prepared = ops.prepare_attention(made.weights)

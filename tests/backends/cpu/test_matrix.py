@@ -65,7 +65,7 @@ def test_products_are_those_of_the_widened_matrix(number_format, shape):
 def test_a_row_has_the_same_bits_alone_and_among_others(number_format, shape):
     packed, x = prepare_matrix(matrix(number_format, *shape)), vectors(200, shape[1])
     alone = torch.cat([multiply(row.unsqueeze(0), packed) for row in x])
-    for rows in (0, 2, 3, 4, 5, 6, 7, 12, 13, 64, 200):
+    for rows in (*range(14), 64, 200):
         assert torch.equal(multiply(x[:rows], packed), alone[:rows]), rows
 
 
