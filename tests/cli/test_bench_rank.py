@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from deepinfer.cli.bench_rank import line, op_table, plot
+from deepinfer.cli.bench_rank import draw, line, op_table
 from deepinfer.cli.main import main
 
 
@@ -30,9 +30,18 @@ def test_a_case_is_one_line_and_ops_stand_beside_their_floors():
     ]  # fmt: skip
 
 
-def test_the_plot_has_a_point_for_each_batch():
-    drawn = plot([case(8, 1040.0), case(256, 5900.0)])
-    assert drawn.count("<circle") == 2 and ">8</text>" in drawn and ">256</text>" in drawn
+def test_the_plot_has_a_point_for_each_batch_of_decode_steps():
+    prefill = case(1, 20000.0)
+    prefill.kind = "prefill"
+    setting = {"ranks": 64, "context": 131072, "drafts": 3, "acceptance": 0.75, "length": 4096}
+    figure = draw([case(8, 1040.0), case(256, 5888.0), prefill], setting)
+    (panel,) = figure.axes
+    (curve,) = panel.get_lines()
+    assert (curve.get_xdata().tolist(), curve.get_ydata().tolist()) == ([130.0, 23.0], [1040.0, 5888.0])
+    assert [(text.get_text(), text.xy) for text in panel.texts] == [("8", (130.0, 1040.0)), ("256", (23.0, 5888.0))]
+    assert figure.get_suptitle() == "Decoding on one rank of 64, context 131,072"
+    assert (panel.get_xlabel(), panel.get_ylabel()) == ("tokens/s of a user", "tokens/s of the card")
+    assert panel.get_legend().get_texts()[0].get_text().startswith("3 drafts, 75 % accepted")
 
 
 def refused(capsys: pytest.CaptureFixture[str], *flags: str) -> str:

@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deepinfer.cli.common import count, counts, share
+from deepinfer.cli.plot import add_plot_flag, new_figure, save
 from deepinfer.errors import ConfigError
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from deepinfer.rank.measure import Case
 
 
@@ -34,7 +37,7 @@ def add_command(commands: Any) -> None:
     parser.add_argument("--length", type=count, default=4096, help="tokens of a prompt (default: 4096)")
     parser.add_argument("--repeat", type=count, default=9, help="measured steps of each case (default: 9)")
     parser.add_argument("--json", metavar="FILE", help="write all figures")
-    parser.add_argument("--plot", metavar="FILE.svg", help="write tokens/s of the card against tokens/s of a user")
+    add_plot_flag(parser, "draw tokens/s of the card against tokens/s of a user")
     parser.set_defaults(run=run)
 
 
@@ -57,13 +60,13 @@ def run(args: argparse.Namespace) -> int:
         cases.append(rank.prefill(num_tokens, args.length, min(args.repeat, 3)))
         print(line(cases[-1]), flush=True)
     print(op_table(cases))
+    setting = {name: getattr(args, name) for name in ("ranks", "context", "drafts", "acceptance", "length")}
     if args.json:
-        setting = {name: getattr(args, name) for name in ("ranks", "context", "drafts", "acceptance", "length")}
         Path(args.json).write_text(
             json.dumps({"setting": setting, "cases": [asdict(case) for case in cases]}, indent=1)
         )
     if args.plot:
-        Path(args.plot).write_text(plot([case for case in cases if case.kind == "decode"]))
+        save(draw(cases, setting), args.plot)
     return 0
 
 
@@ -92,24 +95,20 @@ def op_table(cases: Sequence[Case]) -> str:
     return "\n".join([*lines, f"{'sum':<18}{total}"])
 
 
-def plot(cases: Sequence[Case]) -> str:
-    """An SVG of tokens/s of the card over tokens/s of a user, one point a batch size."""
-    right = max((case.tokens_per_s_user for case in cases), default=1.0) * 1.1
-    top = max((case.tokens_per_s for case in cases), default=1.0) * 1.1
-    places = [(60 + 500 * c.tokens_per_s_user / right, 320 - 280 * c.tokens_per_s / top, c) for c in cases]
-    points = " ".join(f"{x:.1f},{y:.1f}" for x, y, _ in places)
-    marks = "".join(
-        f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="#35d"/>'
-        f'<text x="{x + 7:.1f}" y="{y - 5:.1f}">{c.num_requests}</text>'
-        for x, y, c in places
-    )
-    return (
-        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 600 360" font-family="sans-serif" font-size="12">'
-        '<rect width="600" height="360" fill="white"/><path d="M60 40V320H560" fill="none" stroke="#888"/>'
-        f'<polyline points="{points}" fill="none" stroke="#35d" stroke-width="2"/>{marks}'
-        f'<text x="60" y="30">tokens/s of the card, up to {top:,.0f}; numbers at points: requests</text>'
-        f'<text x="560" y="345" text-anchor="end">tokens/s of a user, up to {right:,.0f}</text></svg>\n'
-    )
+def draw(cases: Sequence[Case], setting: Mapping[str, Any]) -> Figure:
+    """Tokens/s of the card over tokens/s of a user, one point a batch size of the decode steps."""
+    decoded = [case for case in cases if case.kind == "decode"]
+    figure, (panel,) = new_figure(f"Decoding on one rank of {setting['ranks']}, context {setting['context']:,}")
+    users, card = [case.tokens_per_s_user for case in decoded], [case.tokens_per_s for case in decoded]
+    label = f"{setting['drafts']} drafts, {100 * setting['acceptance']:g} % accepted\nbeside a point: requests"
+    panel.margins(0.1)
+    panel.plot(users, card, marker="o", label=label)
+    for case in decoded:
+        place = (case.tokens_per_s_user, case.tokens_per_s)
+        panel.annotate(str(case.num_requests), place, xytext=(5, 5), textcoords="offset points")
+    panel.set(xlabel="tokens/s of a user", ylabel="tokens/s of the card", xlim=(0, None), ylim=(0, None))
+    panel.legend()
+    return figure
 
 
 def _of(case: Case, name: str) -> float:

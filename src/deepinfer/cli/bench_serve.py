@@ -10,16 +10,23 @@ import argparse
 import asyncio
 import json
 import sys
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from tqdm import tqdm
 
+from deepinfer.cli.plot import add_plot_flag, new_figure, save
 from deepinfer.errors import ConfigError
-from deepinfer.load.client import Target
+from deepinfer.load.client import Outcome, Target
 from deepinfer.load.plan import MAX_REQUESTS, Ask, Lengths, random_asks, trace_asks, with_arrivals
-from deepinfer.load.report import parse_limits, plot, report, table
+from deepinfer.load.report import parse_limits, report, table, times_of
 from deepinfer.load.run import run as run_load
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+PLOTTED_PERCENTILES = (50, 99)
 
 
 def add_command(commands: Any) -> None:
@@ -40,7 +47,7 @@ def add_command(commands: Any) -> None:
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds for one request (default: 600)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--plot", metavar="FILE.svg", help="write the distributions as a picture")
+    add_plot_flag(parser, "draw the distributions of the times")
     parser.set_defaults(run=run)
 
 
@@ -59,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     figures = report(outcomes, limits)
     print(json.dumps(figures) if args.json else table(figures))
     if args.plot:
-        Path(args.plot).write_text(plot(outcomes), encoding="utf-8")
+        save(draw(outcomes), args.plot)
     return 0 if figures["completed"] == figures["requests"] else 1
 
 
@@ -77,3 +84,26 @@ def _asks(args: argparse.Namespace) -> list[Ask]:
     if args.concurrency is None and all(ask.at is None for ask in asks):
         raise ConfigError("neither --rate nor --concurrency is given; say how much load there shall be")
     return asks
+
+
+def draw(outcomes: Sequence[Outcome]) -> Figure:
+    """For each kind of time, the share of requests (or gaps) that took at most so long."""
+    times = times_of(outcomes)
+    figure, panels = new_figure(f"Latencies of {len(times.e2e)} requests", 3)
+    kinds = (
+        ("time to first token", "requests", times.ttft),
+        ("time between tokens", "gaps", times.gaps),
+        ("time to the end", "requests", times.e2e),
+    )
+    percents = np.linspace(0, 100, 201)
+    for panel, (name, things, values) in zip(panels, kinds, strict=True):
+        panel.set(xlabel=f"{name}, ms", ylabel=f"{things} within it, %", ylim=(0, 101))
+        if not values:
+            continue
+        panel.plot(np.percentile(values, percents), percents, label=f"{len(values):,} {things}")
+        for percent, color in zip(PLOTTED_PERCENTILES, ("C1", "C3"), strict=True):
+            value = float(np.percentile(values, percent))
+            panel.axvline(value, color=color, linestyle="--", label=f"p{percent}: {value:,.1f} ms")
+        panel.set(xlim=(0, None))
+        panel.legend()
+    return figure

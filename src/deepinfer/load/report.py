@@ -1,4 +1,4 @@
-"""The figures of a load test: percentiles, rates, goodput; as a table, JSON and a plot."""
+"""The figures of a load test: percentiles, rates, goodput; as a table and JSON."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ LIMITS = ("ttft", "tpot", "e2e")  # what goodput can be asked of
 
 @dataclass(frozen=True)
 class Times:
-    """In milliseconds. ttft, tpot, e2e: one per request; tpot is the mean time per token after the first. gaps: between
-    pieces of text, of all requests."""
+    """In milliseconds. ttft, tpot, e2e: one per answered request; tpot is the mean time per token after the first.
+    gaps: between pieces of text, of all these requests."""
 
     ttft: list[float]
     tpot: list[float]
@@ -42,10 +42,10 @@ def parse_limits(words: Sequence[str]) -> dict[str, float]:
 
 def report(outcomes: Sequence[Outcome], limits: Mapping[str, float]) -> dict[str, Any]:
     """Every figure, ready for JSON."""
-    good = [outcome for outcome in outcomes if outcome.error is None and outcome.arrivals]
+    good = _answered(outcomes)
     begun = min((outcome.due for outcome in outcomes), default=0.0)
     seconds = max((outcome.done for outcome in outcomes), default=0.0) - begun or 1e-9
-    times = _times(good)
+    times = times_of(outcomes)
     within = sum(all(1000 * values[name] <= limit for name, limit in limits.items()) for values in map(_one, good))
     errors = Counter((outcome.error or "no text")[:120] for outcome in outcomes if outcome not in good)
     return {
@@ -64,6 +64,10 @@ def report(outcomes: Sequence[Outcome], limits: Mapping[str, float]) -> dict[str
     }
 
 
+def _answered(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    return [outcome for outcome in outcomes if outcome.error is None and outcome.arrivals]
+
+
 def _one(outcome: Outcome) -> dict[str, float]:
     """The three times of a request in seconds."""
     first = outcome.arrivals[0]
@@ -71,7 +75,9 @@ def _one(outcome: Outcome) -> dict[str, float]:
     return {"ttft": first - outcome.due, "tpot": tpot, "e2e": outcome.arrivals[-1] - outcome.due}
 
 
-def _times(good: Sequence[Outcome]) -> Times:
+def times_of(outcomes: Sequence[Outcome]) -> Times:
+    """The times of the requests that were answered."""
+    good = _answered(outcomes)
     values = [_one(outcome) for outcome in good]
     gaps = [gap for outcome in good for gap in np.diff(outcome.arrivals).tolist()]
     ttft, tpot, e2e = ([1000 * one[name] for one in values] for name in LIMITS)
@@ -101,30 +107,3 @@ def table(figures: Mapping[str, Any]) -> str:
         lines.append(f"goodput: {figures['goodput']['requests_per_s']:.2f} requests/s within the limits")
     lines += [f"{count} failed: {error}" for error, count in figures["errors"].items()]
     return "\n".join(lines)
-
-
-def plot(outcomes: Sequence[Outcome]) -> str:
-    """An SVG: for each kind of time, the share of requests (or gaps) that took at most so long."""
-    times = _times([outcome for outcome in outcomes if outcome.error is None and outcome.arrivals])
-    panels = {"time to first token": times.ttft, "between tokens": times.gaps, "end to end": times.e2e}
-    parts = [_panel(name, sorted(values), 320 * number) for number, (name, values) in enumerate(panels.items())]
-    return (
-        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 960 260" font-family="sans-serif" font-size="12">'
-        f'<rect width="960" height="260" fill="white"/>{"".join(parts)}</svg>\n'
-    )
-
-
-def _panel(name: str, values: Sequence[float], left: int) -> str:
-    top = values[-1] if values else 1.0
-    shares = np.linspace(0, 1, 101)
-    heights = np.quantile(values, shares).tolist() if values else [0.0] * 101
-    points = " ".join(
-        f"{40 + 250 * x / top:.1f},{210 - 170 * y:.1f}" for x, y in zip(heights, shares.tolist(), strict=True)
-    )
-    return (
-        f'<g transform="translate({left},0)"><text x="40" y="25" font-weight="bold">{name}</text>'
-        '<path d="M40 40V210H290" fill="none" stroke="#888"/>'
-        f'<polyline points="{points}" fill="none" stroke="#35d" stroke-width="2"/>'
-        '<text x="34" y="44" text-anchor="end">1</text><text x="34" y="214" text-anchor="end">0</text>'
-        f'<text x="40" y="230">0</text><text x="290" y="230" text-anchor="end">{top:.1f} ms</text></g>'
-    )
