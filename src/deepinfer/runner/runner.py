@@ -181,8 +181,10 @@ class Runner:
 
 def _keep_lines(result: StepResult, lines: Lines, num_tokens: Int32) -> None:
     """Drop the lines behind those that each row keeps."""
-    kept = lines.kept(num_tokens)
     result.num_tokens, result.num_checked = num_tokens, lines.counts - 1
+    if lines.is_single and num_tokens.all():
+        return
+    kept = lines.kept(num_tokens)
     if kept.all():
         return
     result.token_ids, result.is_finite = result.token_ids[kept], result.is_finite[kept]

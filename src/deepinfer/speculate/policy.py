@@ -12,6 +12,7 @@ from deepinfer.speculate.costs import StepCosts
 
 PROBE_STEPS = 1024  # plain steps after which drafts are tried again, to see whether texts or times have changed
 FEED_STEPS = 16  # steps before that from which on the draft head reads along again
+CHECK_STEPS = 8  # plain steps of as many rows between two looks at whether drafts would pay
 MARGIN = 1.06  # by so much drafts must be expected to be faster; times are known no better
 MEAN_RATE = 0.05  # share of one step in the mean survival of drafts
 
@@ -100,6 +101,7 @@ class CheckWorthwhile:
         self._places = np.arange(num_drafts)
         self._num_observed = 0
         self._num_plain = PROBE_STEPS  # nothing is known yet
+        self._plain_rows = 0  # of the last plain step
 
     @property
     def calibration_error(self) -> float:
@@ -123,13 +125,17 @@ class CheckWorthwhile:
         return np.where(room < 0, -1, chosen).astype(np.int32)
 
     def wants_drafts(self, num_rows: int) -> bool:
+        if num_rows == self._plain_rows and self._num_plain % CHECK_STEPS:
+            self._num_plain += 1
+            return False
         tokens = np.concatenate(([1.0], self._mean_survival)).cumsum()
         seconds = self.step_costs.seconds(num_rows * np.arange(1, len(tokens) + 1))
         with_drafts = (tokens / (seconds + self.draft_costs.seconds(num_rows))).max()
         if with_drafts > MARGIN / seconds[0] or self._num_plain >= PROBE_STEPS:
-            self._num_plain = 0
+            self._num_plain = self._plain_rows = 0
             return True
         self._num_plain += 1
+        self._plain_rows = num_rows
         return False
 
     @property
