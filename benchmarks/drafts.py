@@ -170,7 +170,7 @@ def draw(report: dict[str, Any], file: Path) -> None:
 
 def rates(prompts: list[list[int]], batch: int, rounds: int, threads: int | None) -> dict[str, Any]:
     """Tokens a second of each mode at one batch size."""
-    most = max(LEAST_REQUESTS, batch) * PROMPT_TOKENS  # whole batches of prompts in one step, so that all decode after it
+    most = max(LEAST_REQUESTS, batch) * PROMPT_TOKENS  # a batch of prompts in one step, so that all decode after it
     common = {"max_num_requests": batch, "num_threads": threads, "max_step_tokens": most, "max_prefill_tokens": most}
     llms = {mode: LLM(**common, **options) for mode, options in MODES.items()}
     rate: dict[str, list[float]] = {mode: [] for mode in llms}
