@@ -5,7 +5,7 @@ import pytest
 
 from deepinfer.speculate.calibration import Signs
 from deepinfer.speculate.costs import StepCosts
-from deepinfer.speculate.policy import PROBE_STEPS, CheckAll, CheckWorthwhile
+from deepinfer.speculate.policy import DRAFTED_STEPS, PROBE_STEPS, CheckAll, CheckWorthwhile
 
 FREE = StepCosts([1, 1000], [1.0, 1.0])  # memory bound: more tokens cost nothing
 LINEAR = StepCosts([1, 1000], [1.0, 1000.0])  # compute bound
@@ -84,6 +84,14 @@ def test_drafting_stops_when_it_does_not_pay_and_is_probed():
     policy = CheckWorthwhile(2, LINEAR, StepCosts([1, 2], [0.5, 0.5]))
     wanted = [policy.wants_drafts(4) for _ in range(2 + 2 * PROBE_STEPS)]
     assert wanted[0] and sum(wanted) == 2 and wanted[PROBE_STEPS + 1]
+
+
+def test_one_step_in_many_decodes_plainly_to_know_its_time():
+    policy = CheckWorthwhile(3, FREE, NO_COST)
+    choose(policy, signs([[0.9, 0.9, 0.9]]), int32(3), 0)
+    wanted = [policy.wants_drafts(1) for _ in range(2 * (DRAFTED_STEPS + 1))]
+    assert wanted == [*[True] * DRAFTED_STEPS, False] * 2
+    assert policy.feeds_head, "the head reads along, since drafting goes on"
 
 
 def test_drafting_begins_again_at_once_when_the_load_falls():

@@ -23,9 +23,9 @@ from deepinfer.runner.speculation import DraftHead
 from deepinfer.speculate.costs import StepCosts
 
 logger = log.get(__name__)
-REPEATS = 2
+REPEATS = 3
 POSITION = 256  # where the measured tokens stand: their windows are full, and they select among entries
-LEAST_COUNTS = (1, 2, 4, 8, 16, 64, 256, 1024)
+LEAST_COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)  # times bend, and a far count says little of a near one
 
 
 def step_costs(

@@ -12,6 +12,7 @@ from deepinfer.speculate.costs import StepCosts
 
 PROBE_STEPS = 1024  # plain steps after which drafts are tried again, to see whether texts or times have changed
 FEED_STEPS = 16  # steps before that from which on the draft head reads along again
+DRAFTED_STEPS = 64  # steps with drafts after which one decodes plainly, so that its time stays known
 CHECK_STEPS = 8  # plain steps of as many rows between two looks at whether drafts would pay
 MARGIN = 1.06  # by so much drafts must be expected to be faster; times are known no better
 MEAN_RATE = 0.05  # share of one step in the mean survival of drafts
@@ -102,6 +103,7 @@ class CheckWorthwhile:
         self._num_observed = 0
         self._num_plain = PROBE_STEPS  # nothing is known yet
         self._plain_rows = 0  # of the last plain step
+        self._num_drafted = 0  # steps with drafts since then
 
     @property
     def calibration_error(self) -> float:
@@ -125,6 +127,9 @@ class CheckWorthwhile:
         return np.where(room < 0, -1, chosen).astype(np.int32)
 
     def wants_drafts(self, num_rows: int) -> bool:
+        if self._num_drafted >= DRAFTED_STEPS:
+            self._num_drafted = 0
+            return False
         if num_rows == self._plain_rows and self._num_plain % CHECK_STEPS:
             self._num_plain += 1
             return False
@@ -133,8 +138,10 @@ class CheckWorthwhile:
         with_drafts = (tokens / (seconds + self.draft_costs.seconds(num_rows))).max()
         if with_drafts > MARGIN / seconds[0] or self._num_plain >= PROBE_STEPS:
             self._num_plain = self._plain_rows = 0
+            self._num_drafted += 1
             return True
         self._num_plain += 1
+        self._num_drafted = 0
         self._plain_rows = num_rows
         return False
 
