@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 import deepinfer
 from deepinfer import LLM, SamplingParams
+from deepinfer.cli.plot import new_figure, save
 from deepinfer.messages import StepPlan, StepResult
 from deepinfer.speculate.costs import StepCosts
 from deepinfer.speculate.policy import CheckWorthwhile
@@ -147,9 +148,7 @@ def selection(
 
 def draw(report: dict[str, Any], file: Path) -> None:
     """Rates by batch size beside what selection saves and loses."""
-    import matplotlib.pyplot as plt
-
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
+    figure, (left, right) = new_figure("Speculative decoding", 2)
     batches = [line["batch"] for line in report["rates"]]
     for mode, label in (("all", "all drafts checked"), ("scheduled", "scheduled")):
         low, high = zip(*(line["range"][mode] for line in report["rates"]), strict=True)
@@ -165,7 +164,7 @@ def draw(report: dict[str, Any], file: Path) -> None:
         [100 * line["checked_less"] for line in lines], [100 * line["tokens_less"] for line in lines], marker="o"
     )
     right.set(xlabel="drafts checked less, %", ylabel="tokens a step less, %", xlim=(0, None), ylim=(0, None))
-    figure.savefig(file)
+    save(figure, file)
 
 
 def rates(prompts: list[list[int]], batch: int, rounds: int, threads: int | None) -> dict[str, Any]:

@@ -69,24 +69,25 @@ def test_prompts_are_cut_into_chunks_and_only_the_last_samples():
     assert engine.tokens("a") == engine.direct("a")
 
 
-def test_prompts_share_the_tokens_that_are_theirs_while_answers_keep_their_pace():
-    engine = NullEngine(max_step_tokens=30, max_prefill_tokens=6)
+@pytest.mark.parametrize(
+    ("options", "chunks"),
+    [
+        ({"max_step_tokens": 8, "max_chunk_tokens": 4}, [{2: (0, 4), 3: (0, 3)}, {2: (4, 4), 3: (3, 3)}]),
+        ({"max_step_tokens": 30, "max_prefill_tokens": 6}, [{2: (0, 6)}, {2: (6, 4), 3: (0, 2)}]),
+    ],
+    ids=["a step and a chunk", "all prompts of a step"],
+)
+def test_decode_rows_come_first_and_prompts_share_what_is_theirs_in_order_of_admission(options, chunks):
+    engine = NullEngine(**options)
     engine.add("a", 2)
     engine.step()
     engine.add("b", 10)
     engine.add("c", 10)
-    assert rows(engine.plan()) == [(1, 2, 1, False, True), (2, 0, 6, True, False)]
-    assert rows(engine.plan()) == [(1, 3, 1, False, True), (2, 6, 4, True, True), (3, 0, 2, True, False)]
-
-
-def test_decode_rows_come_first_and_chunks_share_what_they_leave_in_order_of_admission():
-    engine = NullEngine(max_step_tokens=8, max_chunk_tokens=4)
-    engine.add("a", 2)
-    engine.step()
-    engine.add("b", 10)
-    engine.add("c", 10)
-    assert rows(engine.plan()) == [(1, 2, 1, False, True), (2, 0, 4, True, False), (3, 0, 3, True, False)]
-    assert rows(engine.plan()) == [(1, 3, 1, False, True), (2, 4, 4, True, False), (3, 3, 3, True, False)]
+    for number, expected in enumerate(chunks):
+        answer, *prompts = rows(engine.plan())
+        assert answer == (1, 2 + number, 1, False, True)
+        assert {slot: (start, count) for slot, start, count, *_ in prompts} == expected
+        assert [row[3:] for row in prompts] == [(True, sum(chunk) == 10) for chunk in expected.values()]
 
 
 def test_planning_goes_on_without_results_and_never_past_the_last_token():

@@ -13,7 +13,6 @@ from deepinfer.speculate.costs import StepCosts
 PROBE_STEPS = 1024  # plain steps after which drafts are tried again, to see whether texts or times have changed
 FEED_STEPS = 16  # steps before that from which on the draft head reads along again
 DRAFTED_STEPS = 64  # steps with drafts after which one decodes plainly, so that its time stays known
-CHECK_STEPS = 8  # plain steps of as many rows between two looks at whether drafts would pay
 MARGIN = 1.06  # by so much drafts must be expected to be faster; times are known no better
 MEAN_RATE = 0.05  # share of one step in the mean survival of drafts
 
@@ -92,7 +91,8 @@ class CheckWorthwhile:
 
     When even the best N does not pay for the drafting itself, drafting stops, and is tried again after
     PROBE_STEPS, or as soon as fewer rows make it pay. Meanwhile the head reads nothing along; it then knows a
-    shorter window.
+    shorter window. While drafting goes on, one step after every DRAFTED_STEPS is plain, since its time is what drafting
+    is measured against.
     """
 
     def __init__(self, num_drafts: int, step_costs: StepCosts, draft_costs: StepCosts) -> None:
@@ -102,8 +102,7 @@ class CheckWorthwhile:
         self._places = np.arange(num_drafts)
         self._num_observed = 0
         self._num_plain = PROBE_STEPS  # nothing is known yet
-        self._plain_rows = 0  # of the last plain step
-        self._num_drafted = 0  # steps with drafts since then
+        self._num_drafted = 0  # steps with drafts since the last plain one
 
     @property
     def calibration_error(self) -> float:
@@ -130,19 +129,15 @@ class CheckWorthwhile:
         if self._num_drafted >= DRAFTED_STEPS:
             self._num_drafted = 0
             return False
-        if num_rows == self._plain_rows and self._num_plain % CHECK_STEPS:
-            self._num_plain += 1
-            return False
         tokens = np.concatenate(([1.0], self._mean_survival)).cumsum()
         seconds = self.step_costs.seconds(num_rows * np.arange(1, len(tokens) + 1))
         with_drafts = (tokens / (seconds + self.draft_costs.seconds(num_rows))).max()
         if with_drafts > MARGIN / seconds[0] or self._num_plain >= PROBE_STEPS:
-            self._num_plain = self._plain_rows = 0
+            self._num_plain = 0
             self._num_drafted += 1
             return True
         self._num_plain += 1
         self._num_drafted = 0
-        self._plain_rows = num_rows
         return False
 
     @property

@@ -40,8 +40,6 @@ class SlotProgress:
 
         Such a row becomes one of the padding slot, which reads and writes nothing that counts.
         """
-        if not plan.is_prefill.any() and (num_drafts >= 0).all():
-            return dataclasses.replace(plan, starts=self.starts[plan.slots], counts=num_drafts + 1)
         is_decode = ~plan.is_prefill
         slots, starts, counts = plan.slots.copy(), plan.starts.copy(), plan.counts.copy()
         decoder_starts, is_real = plan.decoder_starts.copy(), num_drafts >= 0

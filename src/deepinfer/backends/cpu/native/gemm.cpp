@@ -12,10 +12,10 @@
 namespace deepinfer {
 namespace {
 
-constexpr int TILE_ROWS = 12 / VECS;          // rows of x whose sums fill the registers
-constexpr int DIRECT_TILE = 5;               // the same where weights are decoded straight into the products,
-constexpr int64_t DIRECT_ROWS = 10;          // which two tiles may do for themselves
-constexpr int64_t CHUNK = 256;                // columns that are decoded at a time, 16 KiB
+constexpr int TILE_ROWS = 12 / VECS;         // rows of x whose sums fill the registers
+constexpr int DIRECT_TILE = 5;               // rows beside whose sums there is room for weights being decoded
+constexpr int64_t DIRECT_ROWS = 10;          // up to here each tile decodes the weights for itself
+constexpr int64_t CHUNK = 256;               // columns that are decoded at a time, 16 KiB
 constexpr int64_t CACHED_BYTES = 192 << 10;  // of x that stay near while the panels go by
 constexpr int64_t ROUND_GRAIN = 16;          // rows of x that a thread rounds at least
 
