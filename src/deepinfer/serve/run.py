@@ -91,7 +91,7 @@ def _traces(endpoint: str | None, model: str) -> Traces | None:
     try:
         from deepinfer.serve.traces import Traces
     except ModuleNotFoundError as error:
-        raise ConfigError(f"traces need the package {error.name}; install the extra `trace`") from None
+        raise ConfigError(f"traces need the package {error.name}; install deepinfer with its extra `trace`") from None
     return Traces(endpoint, model)
 
 
