@@ -92,5 +92,5 @@ def test_without_the_extra_the_option_is_refused(monkeypatch):
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     monkeypatch.delitem(sys.modules, "deepinfer.serve.traces", raising=False)
     options = ServeOptions(otlp_traces_endpoint="http://localhost:4318/v1/traces")
-    with pytest.raises(ConfigError, match="opentelemetry.*install the extra .trace"):
+    with pytest.raises(ConfigError, match="opentelemetry.*install deepinfer with its extra .trace"):
         build_service(EngineConfig.from_options({"device": "null"}), options)
