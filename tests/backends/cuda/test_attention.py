@@ -43,6 +43,54 @@ def test_result_equals_the_reference(shape, stretches):
     assert golden.row_error(run(made, arguments), expected(made, arguments)) <= LIMIT
 
 
+RELEASED = dict(heads=64, dim=512, rope=64, window=128, ratio=2, top_k=130)
+
+
+@pair.on_device
+@pytest.mark.parametrize(
+    ("changes", "stretches", "ring_length"),
+    [
+        ({}, [(1, 299, 1), (2, 3, 2), (0, 0, 1)], 132),
+        ({"heads": 128, "rope": 128, "window": 70}, [(1, 200, 90), (2, 60, 1)], 69),
+        ({"window": 5, "ratio": 4, "top_k": 3}, [(1, 0, 7), (2, 12, 40)], 8),
+    ],
+    ids=["decode", "prefill", "few"],
+)
+def test_the_kernel_of_released_sizes_equals_the_reference_and_the_general_one(
+    changes, stretches, ring_length, monkeypatch
+):
+    made = make_world(**{**RELEASED, **changes})
+    arguments = made.step(stretches, ring_length)
+    actual = run(made, arguments)
+    assert golden.row_error(actual, expected(made, arguments)) <= LIMIT
+    monkeypatch.setattr("deepinfer.backends.cuda.hopper.attention.wide_kernel", lambda *_: None)
+    assert golden.row_error(actual, run(made, arguments)) <= LIMIT
+
+
+@pair.on_device
+def test_the_kernel_of_released_sizes_gives_a_row_the_same_bits_alone_and_in_a_batch():
+    made = make_world(**RELEASED)
+    prepared = pair.hopper().prepare_attention(pair.placed(made.weights))
+    stretches = [(1, 280, 4), (2, 10, 40), (1, 120, 100)]
+    together = run(made, made.step(stretches[:2], 132), prepared)
+    alone = torch.cat([run(made, made.step([stretch], 132), prepared) for stretch in stretches[:2]])
+    assert torch.equal(together, alone)
+    token_by_token = [run(made, made.step([(2, 10 + index, 1)], 132), prepared) for index in range(40)]
+    assert torch.equal(together[4:], torch.cat(token_by_token))
+
+
+@pair.on_device
+def test_large_and_small_scales_of_packed_rows_stay_exact():
+    made = make_world(**RELEASED)
+    q, rows, batch, ring, _, _ = made.step([(1, 299, 1)], 132)
+    for exponent in (-20, 20, 60):
+        scaled, scaled_ring = rows.clone(), ring.clone()
+        scaled[:, 512:] += exponent % 256
+        scaled_ring[..., 512:] += exponent % 256
+        arguments = q * 2.0**-exponent, scaled, batch, scaled_ring, None, None
+        assert golden.row_error(run(made, arguments), expected(made, arguments)) <= LIMIT
+
+
 def test_late_window_starts_and_layers_without_entries_equal_the_reference():
     made = make_world(heads=4, dim=64, rope=32, window=16, ratio=2, top_k=8)
     for starts in ([0, 0], [285, 20]):

@@ -8,6 +8,8 @@ one order, so that a token's result does not rest on the batch.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 import triton
 import triton.language as tl
@@ -24,12 +26,15 @@ from deepinfer.backends.cuda.hopper.numbers import (
 from deepinfer.backends.cuda.hopper.projections import Attention
 from deepinfer.backends.cuda.hopper.rings import write_ring
 from deepinfer.backends.cuda.hopper.rope import rotate_heads
+from deepinfer.backends.cuda.native import Kernel, load
 from deepinfer.ops.batch import TokenBatch
 from deepinfer.ops.reference.shapes import expect, require
 
 SHARE_KEYS = 64  # of one tile, as in the released softmax
 VALUE_KEYS = 32
 SHARE_WARPS = 8
+WIDE_SOURCE = Path(__file__).parent / "native" / "attention.cu"
+WIDE_DIM, WIDE_HEADS, WIDE_KEYS, WIDE_THREADS, WIDE_SHARED_BYTES = 512, 64, 2048, 640, 230464  # as in its source
 NARROW = 8  # bytes of codes that a thread takes at once, so that widened ones spread over all banks
 
 
@@ -169,6 +174,16 @@ def value_kernel(
     tl.store(out + at, to_bf16(result / total[:, None]), mask=is_head[:, None] & (column < WIDTH)[None, :])
 
 
+def wide_kernel(q: Tensor, ring: Tensor, pages: Tensor, num_keys: int, pairs: int) -> Kernel | None:
+    """The CUDA C++ kernel for sizes like the released ones; None where Triton's must do."""
+    _, heads, dim = q.shape
+    fits = dim == WIDE_DIM and heads % WIDE_HEADS == 0 and num_keys <= WIDE_KEYS and pairs % 4 == 0
+    is_aligned = all(rows.stride(0) % 16 == 0 and rows.data_ptr() % 16 == 0 for rows in (ring, pages))
+    if q.device.type != "cuda" or not fits or not is_aligned:
+        return None
+    return load(WIDE_SOURCE, "attend", WIDE_THREADS, WIDE_SHARED_BYTES, q.device.index or 0)
+
+
 def attend(
     q: Tensor,
     window_rows: Tensor,
@@ -195,26 +210,33 @@ def attend(
     if not num_tokens:
         return out
     span = window + (num_tokens // len(batch.row_slots) if batch.is_block else 0)  # rows of a block are equally long
+    q, window_rows, entries = q.contiguous(), window_rows.contiguous(), entries.contiguous()
     table, window_tile = batch.block_table.contiguous(), triton.cdiv(span, SHARE_KEYS) * SHARE_KEYS
     num_keys = window_tile + triton.cdiv(entries.shape[1], SHARE_KEYS) * SHARE_KEYS
+    places = (
+        window_rows, ring, pages, entries, batch.positions, batch.rows, batch.row_offsets, batch.row_starts,
+        batch.row_slots, batch.window_starts, table, ring.shape[1], ring.stride(0), ring.shape[0], pages.stride(0),
+        pages.shape[0], pages.shape[1], table.shape[1], entries.shape[1],
+    )  # fmt: skip
+    if kernel := wide_kernel(q, ring, pages, num_keys, len(attention.frequencies)):
+        sizes = heads, window, span, window_tile, num_keys, 2 * len(attention.frequencies)
+        kernel.launch(
+            (num_tokens, heads // WIDE_HEADS, 1), (q, attention.sink, out, attention.frequencies, *places, *sizes)
+        )
+        return out
     shares = torch.empty(num_tokens, heads, num_keys, dtype=torch.bfloat16, device=q.device)
     peaks = torch.empty(num_tokens, num_keys // SHARE_KEYS, heads, device=q.device)
     totals = torch.empty(num_tokens, heads, device=q.device)
-    places = (
-        window_rows.contiguous(), ring, pages, entries.contiguous(), batch.positions, batch.rows, batch.row_offsets,
-        batch.row_starts, batch.row_slots, batch.window_starts, table, ring.shape[1], ring.stride(0), ring.shape[0],
-        pages.stride(0), pages.shape[0], pages.shape[1], table.shape[1], entries.shape[1],
-    )  # fmt: skip
     head_tile = min(64, max(16, triton.next_power_of_2(heads)))
     tile = max(64, triton.next_power_of_2(dim))
-    sizes = heads, dim, window, span, window_tile, head_tile, tile, NARROW, SHARE_KEYS
+    shape = heads, dim, window, span, window_tile, head_tile, tile, NARROW, SHARE_KEYS
     grid = num_tokens, triton.cdiv(heads, head_tile)  # only the first may pass 65,535
     share_kernel[grid](
-        q.contiguous(), attention.sink, shares, peaks, totals, dim**-0.5, num_keys, num_keys, *places, *sizes,
+        q, attention.sink, shares, peaks, totals, dim**-0.5, num_keys, num_keys, *places, *shape,
         num_warps=SHARE_WARPS, num_stages=1,
     )  # fmt: skip
     value_kernel[grid](
-        shares, peaks, totals, out, num_keys, num_keys, *places, *sizes, VALUE_KEYS, num_warps=8, num_stages=1
+        shares, peaks, totals, out, num_keys, num_keys, *places, *shape, VALUE_KEYS, num_warps=8, num_stages=1
     )
     rotate_heads(out, batch.positions, attention.frequencies, backwards=True)
     return out

@@ -1,0 +1,78 @@
+// What the kernels share: barriers, matrix instructions (PTX ISA, wgmma), 16 bytes of shared memory, bits of bf16.
+
+#pragma once
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+constexpr int GROUP = 128;  // threads that issue matrix instructions together
+
+// ---- barriers, fences, matrix instructions
+
+__device__ inline void init(u32 barrier, int count) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count));
+}
+
+__device__ inline void arrive(u32 barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+__device__ inline void wait(u32 barrier, int parity) {
+    asm volatile(
+        "{\n.reg .pred done;\nagain:\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@!done bra again;\n}" ::"r"(barrier), "r"(parity)
+        : "memory");
+}
+
+// Makes this thread's stores to shared memory visible to the matrix unit.
+__device__ inline void publish() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+__device__ inline void warp_arrive(u32 barrier) {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) arrive(barrier);
+}
+
+__device__ inline void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+
+__device__ inline void products_end() {
+    asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;" ::: "memory");
+}
+
+// Rows of 128 bytes, 16-byte pieces swizzled by the row; `panels`: bytes between stretches of 64 columns.
+__device__ inline u64 matrix(u32 at, u32 panels) {
+    return u64(at >> 4) | u64(panels >> 4) << 16 | u64(1024 >> 4) << 32 | 1ull << 62;
+}
+
+#define ACC8(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
+    "+f"(d[i + 6]), "+f"(d[i + 7])
+#define ACC32(d, i) ACC8(d, i), ACC8(d, i + 8), ACC8(d, i + 16), ACC8(d, i + 24)
+
+// ---- 16 bytes, and two bf16
+
+struct Four {
+    u32 a, b, c, d;
+};
+
+__device__ inline void store(u32 at, Four x) {
+    asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(at), "r"(x.a), "r"(x.b), "r"(x.c), "r"(x.d) : "memory");
+}
+
+__device__ inline Four load(u32 at) {
+    Four x;
+    asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];" : "=r"(x.a), "=r"(x.b), "=r"(x.c), "=r"(x.d) : "r"(at));
+    return x;
+}
+
+__device__ inline Four fetch(const void *at) {
+    Four x;
+    asm volatile("ld.global.nc.v4.b32 {%0,%1,%2,%3}, [%4];" : "=r"(x.a), "=r"(x.b), "=r"(x.c), "=r"(x.d) : "l"(at));
+    return x;
+}
+
+__device__ inline u32 two_bf16(float low, float high) {
+    u32 z;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(z) : "f"(high), "f"(low));
+    return z;
+}

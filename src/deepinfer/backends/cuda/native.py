@@ -1,0 +1,116 @@
+"""CUDA C++ kernels: compiled for the card by NVRTC at first use, launched through the driver.
+
+NVRTC comes with CUDA builds of torch, so no compiler need be installed. A kernel takes one struct,
+by value, of 8-byte members: device addresses and integers.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import site
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from deepinfer import log
+
+logger = log.get(__name__)
+MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+FLAGS = ("--std=c++17",)
+
+
+class BuildError(Exception):
+    """A kernel cannot be compiled or loaded on this machine; the message says why."""
+
+
+class Kernel:
+    """A kernel on one device, launched with a fixed number of threads and bytes of shared memory."""
+
+    def __init__(self, image: bytes, name: str, threads: int, shared_bytes: int) -> None:
+        """image: a cubin. Raises BuildError where the driver refuses it."""
+        self._driver, self._threads, self._shared_bytes = _driver(), threads, shared_bytes
+        self._module, self._function = ctypes.c_void_p(), ctypes.c_void_p()
+        self._call("cuModuleLoadData", ctypes.byref(self._module), image)
+        self._call("cuModuleGetFunction", ctypes.byref(self._function), self._module, name.encode())
+        self._call("cuFuncSetAttribute", self._function, MAX_DYNAMIC_SHARED, shared_bytes)
+
+    def launch(self, grid: tuple[int, int, int], arguments: Sequence[Tensor | int | None]) -> None:
+        """Queue the kernel on the current stream; tensors are passed by address. Raises BuildError on refusal."""
+        numbers = [value.data_ptr() if isinstance(value, Tensor) else value or 0 for value in arguments]
+        packed = ctypes.create_string_buffer(struct.pack(f"{len(numbers)}q", *numbers))
+        parameters = (ctypes.c_void_p * 1)(ctypes.addressof(packed))
+        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        threads = self._threads, 1, 1
+        self._call("cuLaunchKernel", self._function, *grid, *threads, self._shared_bytes, stream, parameters, None)
+
+    def _call(self, name: str, *arguments: object) -> None:
+        if code := getattr(self._driver, name)(*arguments):
+            text = ctypes.c_char_p()
+            self._driver.cuGetErrorString(code, ctypes.byref(text))
+            raise BuildError(f"{name} failed: {(text.value or b'unknown error').decode()}")
+
+
+@functools.cache
+def compile_source(file: Path, architecture: str) -> bytes:
+    """A CUDA C++ file -> its cubin for an architecture such as sm_90a. Raises BuildError with the compiler's words."""
+    library = _nvrtc()
+    program = ctypes.c_void_p()
+    if library.nvrtcCreateProgram(ctypes.byref(program), file.read_bytes(), file.name.encode(), 0, None, None):
+        raise BuildError("NVRTC cannot make a program")
+    try:
+        flags = [
+            flag.encode() for flag in (*FLAGS, f"--gpu-architecture={architecture}", f"--include-path={file.parent}")
+        ]
+        failed = library.nvrtcCompileProgram(program, len(flags), (ctypes.c_char_p * len(flags))(*flags))
+        if failed:
+            raise BuildError(f"NVRTC failed: {_text_of(library, program, 'ProgramLog').decode()[-2000:]}")
+        return _text_of(library, program, "CUBIN")
+    finally:
+        library.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+@functools.cache
+def load(file: Path, name: str, threads: int, shared_bytes: int, device: int) -> Kernel | None:
+    """The kernel `name` of a source file on a device; None, with one warning, where it cannot be built there."""
+    major, minor = torch.cuda.get_device_capability(device)
+    try:
+        with torch.cuda.device(device):
+            return Kernel(compile_source(file, f"sm_{major}{minor}a"), name, threads, shared_bytes)
+    except BuildError as error:
+        logger.warning("no CUDA C++ kernel of %s: %s; Triton's, which is slower, takes its place", file.stem, error)
+        return None
+
+
+def _text_of(library: ctypes.CDLL, program: ctypes.c_void_p, what: str) -> bytes:
+    size = ctypes.c_size_t()
+    getattr(library, f"nvrtcGet{what}Size")(program, ctypes.byref(size))
+    text = ctypes.create_string_buffer(size.value)
+    getattr(library, f"nvrtcGet{what}")(program, text)
+    return text.raw
+
+
+@functools.cache
+def _driver() -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        raise BuildError(f"no CUDA driver ({error})") from error
+
+
+@functools.cache
+def _nvrtc() -> ctypes.CDLL:
+    """The NVRTC of torch's CUDA version: where the loader finds it, else beside torch's other CUDA packages."""
+    major = (torch.version.cuda or "").partition(".")[0] or "*"
+    name = f"libnvrtc.so.{major}"
+    folders = [Path(torch.__file__).parents[1], *map(Path, site.getsitepackages())]
+    found = [str(file) for folder in folders for file in sorted(folder.glob(f"nvidia/*/lib/{name}"))]
+    for file in (name, *found):
+        try:
+            return ctypes.CDLL(file)
+        except OSError:
+            continue
+    raise BuildError(f"{name} not found; it comes with CUDA builds of torch")
