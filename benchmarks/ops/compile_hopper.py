@@ -3,7 +3,9 @@
     PYTHONPATH=src python benchmarks/ops/compile_hopper.py [--capability 90] [--tokens 32,128]
 
 No card is needed: where an op would launch a kernel, the kernel is compiled with the launch's arguments and not run.
-Capability 100 says whether the kernels compile for Blackwell, and nothing of how they would do there.
+Capability 100 says whether the kernels compile for Blackwell, and nothing of how they would do there; the kernels in
+CUDA C++ use matrix instructions that only Hopper has and are compiled for 90, where NVRTC (of a CUDA build of torch,
+or of the package nvidia-cuda-nvrtc) is found.
 """
 
 from __future__ import annotations
@@ -21,6 +23,9 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
+
+from deepinfer.backends.cuda import native
+from deepinfer.backends.cuda.hopper import attention
 
 TYPES = {
     torch.float32: "fp32", torch.bfloat16: "bf16", torch.float8_e4m3fn: "fp8e4nv",
@@ -60,21 +65,32 @@ class Compiler:
         )
         if key not in self.seen:
             source = ASTSource(kernel, signature, constants, attributes)
-            self.seen[key] = resources(triton.compile(source, target=self.target, options=options))
+            compiled = triton.compile(source, target=self.target, options=options)
+            self.seen[key] = resources(compiled.asm["cubin"], compiled.metadata.shared)
             tile = ", ".join(f"{name} {value}" for name, value in constants.items() if "TILE" in name or "KEYS" in name)
             print(f"{kernel.__name__:<20}{self.seen[key]}   {tile}", flush=True)
 
 
-def resources(compiled: Any) -> str:
+def resources(cubin: bytes, shared: int) -> str:
     """Registers of a thread, bytes spilled to its stack, bytes of shared memory."""
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(compiled.asm["cubin"])
+        file.write(cubin)
         file.flush()
         report = subprocess.run([tool, "--dump-resource-usage", file.name], capture_output=True, text=True).stdout
     found = re.search(r"REG:(\d+) STACK:(\d+)", report)
     registers, stack = found.groups() if found else ("?", "?")
-    return f"{registers:>6}{stack:>8}{compiled.metadata.shared:>9}"
+    return f"{registers:>6}{stack:>8}{shared:>9}"
+
+
+def compile_native() -> None:
+    """The kernels in CUDA C++."""
+    try:
+        cubin = native.compile_source(attention.WIDE_SOURCE, "sm_90a")
+    except native.BuildError as error:
+        print(f"CUDA C++ left out: {error}")
+    else:
+        print(f"{'attend (CUDA C++)':<20}{resources(cubin, attention.WIDE_SHARED_BYTES)}")
 
 
 def main() -> None:
@@ -88,6 +104,8 @@ def main() -> None:
     sizes.VOCAB, sizes.EXPERTS, sizes.ENGRAM_ROWS = 1024, 2, 1024  # numbers that no kernel is compiled for
     sizes.Bench.check = lambda bench, op, prepare, arguments: ""
     print(f"sm_{args.capability}, triton {triton.__version__}\n{'kernel':<20}{'regs':>6}{'spilled':>8}{'shared':>9}")
+    if args.capability == 90:
+        compile_native()
     for tokens in map(int, args.tokens.split(",")):
         bench = sizes.Bench(32768, [])
         for maker in (bench.hyper, bench.projections, bench.attention, bench.compressor, bench.indexer, bench.moe,

@@ -34,7 +34,7 @@ SHARE_KEYS = 64  # of one tile, as in the released softmax
 VALUE_KEYS = 32
 SHARE_WARPS = 8
 WIDE_SOURCE = Path(__file__).parent / "native" / "attention.cu"
-WIDE_DIM, WIDE_HEADS, WIDE_KEYS, WIDE_THREADS, WIDE_SHARED_BYTES = 512, 64, 2048, 640, 230464  # as in its source
+WIDE_DIM, WIDE_HEADS, WIDE_KEYS, WIDE_THREADS, WIDE_SHARED_BYTES = 512, 64, 2048, 512, 230464  # as in its source
 NARROW = 8  # bytes of codes that a thread takes at once, so that widened ones spread over all banks
 
 

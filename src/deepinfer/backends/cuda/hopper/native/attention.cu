@@ -1,6 +1,6 @@
 // Attention of one token's 64 heads, each of 512 columns, over its window and its selected entries, read as packed.
 //
-// Tiles of 64 keys pass through three kinds of warp groups: two widen packed rows to bf16 in shared memory, one
+// Tiles of 64 keys pass through three kinds of warp groups: one widens packed rows to bf16 in shared memory, one
 // multiplies them with the queries and keeps the online softmax (Milakov and Gimelshein, arXiv:1805.02867), two sum the
 // same rows by their shares, 256 columns each. Two tiles are in flight. A token's result does not rest on the batch.
 //
@@ -11,7 +11,7 @@
 #include "hopper.cuh"
 
 constexpr int DIM = 512, HEADS = 64, KEYS = 64, MAX_KEYS = 2048;
-constexpr int WIDENERS = 2 * GROUP, THREADS = 5 * GROUP;
+constexpr int THREADS = 4 * GROUP;
 constexpr int WINDOW_ROW = DIM / 32 * 33, ENTRY_ROW = DIM / 16 * 9;
 constexpr u32 PANEL = 8192, TILE = 65536, SHARES = 8192;  // bytes: 64 rows of 64 columns; of all columns; of 64 keys
 constexpr u32 QUERY_AT = 0, KEYS_AT = TILE, SHARES_AT = KEYS_AT + 2 * TILE, PLACES_AT = SHARES_AT + 2 * SHARES;
@@ -51,6 +51,11 @@ __device__ inline void value_product(float *d, u64 a, u64 b) {
         : ACC32(d, 0), ACC32(d, 32)
         : "l"(a), "l"(b));
 }
+
+// Barriers of a buffer: half of the columns of its keys are there; shares are there; both were used.
+__device__ inline u32 widened(u32 shared, u32 buffer, u32 half) { return shared + BARRIERS_AT + 16 * buffer + 8 * half; }
+__device__ inline u32 shared_out(u32 shared, u32 buffer) { return shared + BARRIERS_AT + 32 + 8 * buffer; }
+__device__ inline u32 used(u32 shared, u32 buffer) { return shared + BARRIERS_AT + 48 + 8 * buffer; }
 
 // ---- bits
 
@@ -132,27 +137,72 @@ __device__ inline const u8 *entry_place(const Arguments &a, int token, int row, 
 
 // ---- the roles
 
-// A thread widens one key of a tile, four of its 16 stretches of 32 columns: every fourth, from `quarter` on. Eight
-// neighbouring lanes hold eight keys, so their stores meet all banks.
-__device__ inline void widen_window(const u8 *from, u32 keys, int row, int quarter) {
-    const u32 line = keys + row * 128, even = line + u32((2 * quarter) ^ (row % 8)) * 16;
-    const u32 odd = line + u32((2 * quarter + 1) ^ (row % 8)) * 16;
-#pragma unroll 1
-    for (int half = 0; half < 2; ++half) {
-        Four codes[4];
-        u32 factors[4];
+// Notes where a key lies and, a warp at a time, which of them a token sees. Where there is no key, a row of `others` is
+// read instead: whatever it holds is finite, and its share is none.
+__device__ inline void note_place(u8 *memory, int key, int length, const u8 *place, const u8 *others) {
+    const u32 seen = __ballot_sync(~0u, place != nullptr);
+    if (!place) place = others;
+    for (int byte = 0; byte < length; byte += 128) asm volatile("prefetch.global.L2 [%0];" ::"l"(place + byte));
+    reinterpret_cast<const u8 **>(memory + PLACES_AT)[key] = place;
+    if (key % 32 == 0) reinterpret_cast<u32 *>(memory + SEEN_AT)[key / 32] = seen;
+}
+
+__device__ inline void load_queries(const Arguments &a, u32 shared, int thread) {
+    const u16 *q = a.q + (blockIdx.x * a.heads + long(blockIdx.y) * HEADS) * DIM;
+#pragma unroll 4
+    for (int piece = thread; piece < HEADS * DIM / 8; piece += 3 * GROUP) {
+        Four x = fetch(q + piece * 8);
+        x = {halves(x.a, x.c), high_halves(x.a, x.c), halves(x.b, x.d), high_halves(x.b, x.d)};
+        store(shared + QUERY_AT + place_of(piece / 64, piece % 64), x);
+    }
+    publish();
+    asm volatile("bar.sync 1, 384;" ::: "memory");
+}
+
+__device__ inline void find_window(const Arguments &a, u8 *memory, int thread) {
+    const int token = blockIdx.x, row = a.token_rows[token];
+    for (int key = thread; key < a.window_tile; key += GROUP)
+        note_place(memory, key, WINDOW_ROW, window_place(a, token, row, key), a.rows);
+    asm volatile("bar.sync 3, 128;" ::: "memory");
+}
+
+// Several keys a thread at once: each takes three reads, one after the other.
+__device__ inline void find_entries(const Arguments &a, u8 *memory, int thread) {
+    constexpr int AT_ONCE = 2, STEP = 2 * GROUP;
+    const int token = blockIdx.x, row = a.token_rows[token], first = int(a.window_tile);
+    if (first == a.num_keys) return;
+    for (int key = first + thread; key < a.num_keys; key += AT_ONCE * STEP) {
+        const u8 *places[AT_ONCE];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {  // 16 columns each
-            const int chunk = 16 * half + 4 * i + quarter;
-            codes[i] = from ? fetch(from + 16 * chunk) : Four{0, 0, 0, 0};
-            factors[i] = from ? from[DIM + chunk / 2] : 0;
-        }
+        for (int i = 0; i < AT_ONCE; ++i) places[i] = entry_place(a, token, row, key + i * STEP - first);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const u32 factor = min(factors[i] + 4, 254u) * 0x00800080u, panel = (4 * half + i) * PANEL;
-            store(even + panel, widened_codes(codes[i].a, codes[i].b, factor));
-            store(odd + panel, widened_codes(codes[i].c, codes[i].d, factor));
-        }
+        for (int i = 0; i < AT_ONCE; ++i)
+            if (key + i * STEP < a.num_keys) note_place(memory, key + i * STEP, ENTRY_ROW, places[i], a.pages);
+    }
+    asm volatile("bar.arrive 2, 384;" ::: "memory");
+}
+
+// A thread widens two keys of a tile, `row` and `row` + 8, of each four of 16 stretches of 32 columns: every fourth, from
+// `quarter` on. Eight neighbouring lanes hold eight keys, so their stores meet all banks.
+
+// Half of the columns of two window rows.
+__device__ inline void widen_window(const u8 *const (&from)[2], u32 keys, int row, int quarter, int half) {
+    const u32 line = keys + row * 128 + u32((2 * quarter) ^ (row % 8)) * 16;
+    Four codes[2][4];
+    u32 factors[2][4];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        const int chunk = 16 * half + i % 4 * 4 + quarter;
+        codes[i / 4][i % 4] = fetch(from[i / 4] + 16 * chunk);
+        asm volatile("ld.global.nc.u8 %0, [%1];" : "=r"(factors[i / 4][i % 4]) : "l"(from[i / 4] + DIM + chunk / 2));
+    }
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        const Four x = codes[i / 4][i % 4];
+        const u32 factor = min(factors[i / 4][i % 4] + 4, 254u) * 0x00800080u;
+        const u32 at = line + i / 4 * 1024 + (4 * half + i % 4) * PANEL;
+        store(at, widened_codes(x.a, x.b, factor));
+        store(at ^ 16, widened_codes(x.c, x.d, factor));
     }
 }
 
@@ -163,53 +213,69 @@ struct Packed {
 };
 
 __device__ inline Packed packed(const u8 *from, int chunk) {
-    if (!from) return {{0, 0, 0, 0}, 0};
-    return {fetch(from + 16 * chunk), *reinterpret_cast<const u16 *>(from + DIM / 2 + 2 * chunk)};
+    u16 scales;
+    asm volatile("ld.global.nc.u16 %0, [%1];" : "=h"(scales) : "l"(from + DIM / 2 + 2 * chunk));
+    return {fetch(from + 16 * chunk), scales};
 }
 
 __device__ inline void widen(const Arguments &a, u32 shared, int thread) {
-    const int lane = thread % 32, row = thread / 32 * 8 + lane % 8, quarter = lane / 8;
+    const int lane = thread % 32, row = thread / 32 * 16 + lane % 8, quarter = lane / 8;
     const int num_tiles = a.num_keys / KEYS, window_tiles = a.window_tile / KEYS;
-    const auto place = [&](int tile) {
+    const auto place = [&](int tile, int second) {
         u64 at;
-        asm volatile("ld.shared.b64 %0, [%1];" : "=l"(at) : "r"(shared + PLACES_AT + 8 * (tile * KEYS + row)));
+        const int key = tile * KEYS + row + 8 * second;
+        asm volatile("ld.shared.b64 %0, [%1];" : "=l"(at) : "r"(shared + PLACES_AT + 8 * key));
         return reinterpret_cast<const u8 *>(at);
     };
     const auto begin = [&](int tile) {
-        if (tile >= 2) wait(shared + BARRIERS_AT + 32 + 8 * (tile & 1), (tile / 2 - 1) & 1);
+        if (tile >= 2) wait(used(shared, tile & 1), (tile / 2 - 1) & 1);
         return shared + KEYS_AT + (tile & 1) * TILE;
     };
-    const auto end = [&](int tile) {
+    const auto end = [&](int tile, int half) {
         publish();
-        warp_arrive(shared + BARRIERS_AT + 8 * (tile & 1));
+        warp_arrive(widened(shared, tile & 1, half));
     };
 #pragma unroll 1
     for (int tile = 0; tile < window_tiles; ++tile) {
-        widen_window(place(tile), begin(tile), row, quarter);
-        end(tile);
+        const u32 keys = begin(tile);
+        const u8 *const from[2] = {place(tile, 0), place(tile, 1)};
+#pragma unroll 1
+        for (int half = 0; half < 2; ++half) {
+            widen_window(from, keys, row, quarter, half);
+            end(tile, half);
+        }
     }
-    u32 lines[4];  // of the four words of 16 bytes of codes
+    if (window_tiles == num_tiles) return;
+    asm volatile("bar.sync 2, 384;" ::: "memory");
+    const u32 own = quarter / 2 * PANEL + row * 128 + u32((quarter % 2 * 4) ^ (row % 8)) * 16;
+    Packed parts[2][4];  // a tile ahead
+    const auto look_ahead = [&](int tile) {
 #pragma unroll
-    for (int word = 0; word < 4; ++word)
-        lines[word] = quarter / 2 * PANEL + row * 128 + u32((quarter % 2 * 4 + word) ^ (row % 8)) * 16;
-    Packed next[4];
+        for (int second = 0; second < 2; ++second) {
+            const u8 *from = place(tile, second);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) next[i] = packed(window_tiles < num_tiles ? place(window_tiles) : nullptr, 4 * i + quarter);
+            for (int i = 0; i < 4; ++i) parts[second][i] = packed(from, 4 * i + quarter);
+        }
+    };
+    look_ahead(window_tiles);
 #pragma unroll 1
     for (int tile = window_tiles; tile < num_tiles; ++tile) {
-        const u8 *from = tile + 1 < num_tiles ? place(tile + 1) : nullptr;
-        const u32 keys = begin(tile);
+        const u32 keys = begin(tile) + own;
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            const u32 factors = factors_of(next[i].scales), at = keys + 2 * i * PANEL;
-            const u32 first = halves(factors, factors), second = high_halves(factors, factors);
-            store(at + lines[0], widened_word(next[i].codes.a, first));
-            store(at + lines[1], widened_word(next[i].codes.b, first));
-            store(at + lines[2], widened_word(next[i].codes.c, second));
-            store(at + lines[3], widened_word(next[i].codes.d, second));
-            next[i] = packed(from, 4 * i + quarter);
+#pragma unroll
+            for (int second = 0; second < 2; ++second) {
+                const Packed &part = parts[second][i];
+                const u32 factors = factors_of(part.scales), at = keys + second * 1024 + 2 * i * PANEL;
+                const u32 first = halves(factors, factors), last = high_halves(factors, factors);
+                store(at, widened_word(part.codes.a, first));
+                store(at ^ 16, widened_word(part.codes.b, first));
+                store(at ^ 32, widened_word(part.codes.c, last));
+                store(at ^ 48, widened_word(part.codes.d, last));
+            }
+            if (i % 2) end(tile, i / 2);
         }
-        end(tile);
+        if (tile + 1 < num_tiles) look_ahead(tile + 1);
     }
 }
 
@@ -220,11 +286,13 @@ __device__ inline void share(const Arguments &a, u32 shared, int thread) {
     float peak[2] = {-1e30f, -1e30f}, total[2] = {0.0f, 0.0f};
     for (int tile = 0; tile < num_tiles; ++tile) {
         const u32 buffer = tile & 1, keys = shared + KEYS_AT + buffer * TILE;
-        wait(shared + BARRIERS_AT + 8 * buffer, tile / 2 & 1);
         float score[32];
-        products_begin();
 #pragma unroll
         for (int step = 0; step < DIM / 16; ++step) {
+            if (step % (DIM / 32) == 0) {
+                wait(widened(shared, buffer, step / (DIM / 32)), tile / 2 & 1);
+                products_begin();
+            }
             u32 at = step / 4 * PANEL + step % 4 * 32;
             score_product(score, matrix(shared + QUERY_AT + at, 16), matrix(keys + at, 16), step > 0);
         }
@@ -263,7 +331,7 @@ __device__ inline void share(const Arguments &a, u32 shared, int thread) {
             }
         }
         publish();
-        warp_arrive(shared + BARRIERS_AT + 16 + 8 * buffer);
+        warp_arrive(shared_out(shared, buffer));
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -289,7 +357,7 @@ __device__ inline void sum_values(const Arguments &a, u32 shared, int thread, in
     for (int i = 0; i < 128; ++i) sums[i] = 0.0f;
     for (int tile = 0; tile < num_tiles; ++tile) {
         const u32 buffer = tile & 1, keys = shared + KEYS_AT + buffer * TILE + part * 4 * PANEL;
-        wait(shared + BARRIERS_AT + 16 + 8 * buffer, tile / 2 & 1);
+        wait(shared_out(shared, buffer), tile / 2 & 1);
         float upper, lower;
         u32 at = shared + DECAYS_AT + buffer * 4 * HEADS + 4 * row;
         asm volatile("ld.shared.f32 %0, [%1];" : "=f"(upper) : "r"(at));
@@ -306,7 +374,7 @@ __device__ inline void sum_values(const Arguments &a, u32 shared, int thread, in
             value_product(sums + 64, shares, matrix(keys + 2 * PANEL + step * 2048, PANEL));
         }
         products_end();
-        warp_arrive(shared + BARRIERS_AT + 32 + 8 * buffer);
+        warp_arrive(used(shared, buffer));
     }
     asm volatile("bar.sync 1, 384;" ::: "memory");
     float upper, lower;
@@ -351,46 +419,27 @@ __device__ inline void sum_values(const Arguments &a, u32 shared, int thread, in
 extern "C" __global__ void __launch_bounds__(THREADS, 1) attend(const __grid_constant__ Arguments a) {
     extern __shared__ __align__(1024) u8 memory[];
     const u32 shared = u32(__cvta_generic_to_shared(memory));
-    const int thread = threadIdx.x, token = blockIdx.x, row = a.token_rows[token];
+    const int thread = threadIdx.x, group = thread / GROUP;
     if (thread == 0) {
         for (int buffer = 0; buffer < 2; ++buffer) {
-            init(shared + BARRIERS_AT + 8 * buffer, WIDENERS / 32);       // keys are there
-            init(shared + BARRIERS_AT + 16 + 8 * buffer, GROUP / 32);     // shares are there
-            init(shared + BARRIERS_AT + 32 + 8 * buffer, 2 * GROUP / 32);  // both were used
+            for (int half = 0; half < 2; ++half) init(widened(shared, buffer, half), GROUP / 32);
+            init(shared_out(shared, buffer), GROUP / 32);
+            init(used(shared, buffer), 2 * GROUP / 32);
         }
     }
-    for (int first = 0; first < a.num_keys; first += THREADS) {
-        const int key = first + thread;
-        const u8 *place = nullptr;
-        if (key < a.window_tile) place = window_place(a, token, row, key);
-        else if (key < a.num_keys) place = entry_place(a, token, row, key - int(a.window_tile));
-        if (place) {
-            const int length = key < a.window_tile ? WINDOW_ROW : ENTRY_ROW;
-            for (int byte = 0; byte < length; byte += 128) asm volatile("prefetch.global.L2 [%0];" ::"l"(place + byte));
-        }
-        const u32 seen = __ballot_sync(~0u, place != nullptr);
-        if (key < a.num_keys) {
-            reinterpret_cast<const u8 **>(memory + PLACES_AT)[key] = place;
-            if (thread % 32 == 0) reinterpret_cast<u32 *>(memory + SEEN_AT)[key / 32] = seen;
-        }
-    }
-    const u16 *q = a.q + (token * a.heads + long(blockIdx.y) * HEADS) * DIM;
-    for (int piece = thread; piece < HEADS * DIM / 8; piece += THREADS) {
-        Four x = fetch(q + piece * 8);
-        x = {halves(x.a, x.c), high_halves(x.a, x.c), halves(x.b, x.d), high_halves(x.b, x.d)};
-        store(shared + QUERY_AT + place_of(piece / 64, piece % 64), x);
-    }
-    publish();
     __syncthreads();
-    const int group = thread / GROUP;
     if (group == 0) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 64;");
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 72;");
+        load_queries(a, shared, thread);
         share(a, shared, thread);
     } else if (group < 3) {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 160;");
+        find_entries(a, memory, thread - GROUP);
+        load_queries(a, shared, thread);
         sum_values(a, shared, thread % GROUP, group - 1);
     } else {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 48;");
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 120;");
+        find_window(a, memory, thread - 3 * GROUP);
         widen(a, shared, thread - 3 * GROUP);
     }
 }
