@@ -70,24 +70,14 @@ def test_groups_more_than_eleven_octaves_below_their_row_are_rounded():
     assert golden.row_error(actual, expected) <= LIMIT
 
 
-def test_widened_matrices_give_the_bits_of_packed_ones(monkeypatch):
-    x, chosen, share = (
-        inputs(5, 96),
-        torch.tensor([[0, 2], [2, 1], [0, 1], [1, 0], [2, 0]], dtype=torch.int32),
-        torch.ones(5, 2),
-    )
-    packed, _ = both(weights_of(3, 64, 96), x, chosen, share)
-    monkeypatch.setattr(stacks, "WIDE_PAIRS", 0)
-    wide, _ = both(weights_of(3, 64, 96), x, chosen, share)
-    assert torch.equal(packed, wide)
-
-
 @pair.on_device
-def test_a_token_has_the_same_bits_alone_and_among_many():
-    weights, x, share = weights_of(3, 64, 96), inputs(40, 96), torch.ones(40, 2)
-    chosen = torch.tensor([[0, 2], [2, 1], [0, 1], [1, 0]], dtype=torch.int32).repeat(10, 1)
+@pytest.mark.parametrize("num_tokens", [3, 40, 120, 400, 1300])  # as many tile sizes
+def test_a_token_has_the_same_bits_alone_and_among_many(num_tokens):
+    weights, x, share = weights_of(3, 64, 96), inputs(num_tokens, 96), torch.ones(num_tokens, 2)
+    chosen = torch.tensor([[0, 2], [2, 1], [0, 1], [1, 0]], dtype=torch.int32).repeat(-(-num_tokens // 4), 1)
+    chosen = chosen[:num_tokens]
     together, _ = both(weights, x, chosen, share)
-    for token in (0, 17, 39):
+    for token in (0, num_tokens // 2, num_tokens - 1):
         part = slice(token, token + 1)
         assert torch.equal(both(weights, x[part], chosen[part], share[part])[0], together[part])
 

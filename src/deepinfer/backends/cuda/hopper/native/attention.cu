@@ -139,30 +139,29 @@ __device__ inline const u8 *entry_place(const Arguments &a, int token, int row, 
 
 // Notes where a key lies and, a warp at a time, which of them a token sees. Where there is no key, a row of `others` is
 // read instead: whatever it holds is finite, and its share is none.
-__device__ inline void note_place(u8 *memory, int key, int length, const u8 *place, const u8 *others) {
+__device__ inline void note_place(u8 *memory, int key, const u8 *place, const u8 *others) {
     const u32 seen = __ballot_sync(~0u, place != nullptr);
     if (!place) place = others;
-    for (int byte = 0; byte < length; byte += 128) asm volatile("prefetch.global.L2 [%0];" ::"l"(place + byte));
     reinterpret_cast<const u8 **>(memory + PLACES_AT)[key] = place;
     if (key % 32 == 0) reinterpret_cast<u32 *>(memory + SEEN_AT)[key / 32] = seen;
 }
 
 __device__ inline void load_queries(const Arguments &a, u32 shared, int thread) {
     const u16 *q = a.q + (blockIdx.x * a.heads + long(blockIdx.y) * HEADS) * DIM;
-#pragma unroll 4
-    for (int piece = thread; piece < HEADS * DIM / 8; piece += 3 * GROUP) {
+#pragma unroll 8
+    for (int piece = thread; piece < HEADS * DIM / 8; piece += GROUP) {
         Four x = fetch(q + piece * 8);
         x = {halves(x.a, x.c), high_halves(x.a, x.c), halves(x.b, x.d), high_halves(x.b, x.d)};
         store(shared + QUERY_AT + place_of(piece / 64, piece % 64), x);
     }
     publish();
-    asm volatile("bar.sync 1, 384;" ::: "memory");
+    asm volatile("bar.sync 4, 128;" ::: "memory");
 }
 
 __device__ inline void find_window(const Arguments &a, u8 *memory, int thread) {
     const int token = blockIdx.x, row = a.token_rows[token];
     for (int key = thread; key < a.window_tile; key += GROUP)
-        note_place(memory, key, WINDOW_ROW, window_place(a, token, row, key), a.rows);
+        note_place(memory, key, window_place(a, token, row, key), a.rows);
     asm volatile("bar.sync 3, 128;" ::: "memory");
 }
 
@@ -177,7 +176,7 @@ __device__ inline void find_entries(const Arguments &a, u8 *memory, int thread) 
         for (int i = 0; i < AT_ONCE; ++i) places[i] = entry_place(a, token, row, key + i * STEP - first);
 #pragma unroll
         for (int i = 0; i < AT_ONCE; ++i)
-            if (key + i * STEP < a.num_keys) note_place(memory, key + i * STEP, ENTRY_ROW, places[i], a.pages);
+            if (key + i * STEP < a.num_keys) note_place(memory, key + i * STEP, places[i], a.pages);
     }
     asm volatile("bar.arrive 2, 384;" ::: "memory");
 }
@@ -185,25 +184,16 @@ __device__ inline void find_entries(const Arguments &a, u8 *memory, int thread) 
 // A thread widens two keys of a tile, `row` and `row` + 8, of each four of 16 stretches of 32 columns: every fourth, from
 // `quarter` on. Eight neighbouring lanes hold eight keys, so their stores meet all banks.
 
-// Half of the columns of two window rows.
-__device__ inline void widen_window(const u8 *const (&from)[2], u32 keys, int row, int quarter, int half) {
-    const u32 line = keys + row * 128 + u32((2 * quarter) ^ (row % 8)) * 16;
-    Four codes[2][4];
-    u32 factors[2][4];
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-        const int chunk = 16 * half + i % 4 * 4 + quarter;
-        codes[i / 4][i % 4] = fetch(from[i / 4] + 16 * chunk);
-        asm volatile("ld.global.nc.u8 %0, [%1];" : "=r"(factors[i / 4][i % 4]) : "l"(from[i / 4] + DIM + chunk / 2));
-    }
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-        const Four x = codes[i / 4][i % 4];
-        const u32 factor = min(factors[i / 4][i % 4] + 4, 254u) * 0x00800080u;
-        const u32 at = line + i / 4 * 1024 + (4 * half + i % 4) * PANEL;
-        store(at, widened_codes(x.a, x.b, factor));
-        store(at ^ 16, widened_codes(x.c, x.d, factor));
-    }
+// 16 columns of a window row as they are packed.
+struct PackedWindow {
+    Four codes;
+    u32 exponent;
+};
+
+__device__ inline PackedWindow packed_window(const u8 *from, int chunk) {
+    u32 exponent;
+    asm volatile("ld.global.nc.u8 %0, [%1];" : "=r"(exponent) : "l"(from + DIM + chunk / 2));
+    return {fetch(from + 16 * chunk), exponent};
 }
 
 // 32 columns of an entry as they are packed.
@@ -237,12 +227,20 @@ __device__ inline void widen(const Arguments &a, u32 shared, int thread) {
     };
 #pragma unroll 1
     for (int tile = 0; tile < window_tiles; ++tile) {
-        const u32 keys = begin(tile);
-        const u8 *const from[2] = {place(tile, 0), place(tile, 1)};
-#pragma unroll 1
-        for (int half = 0; half < 2; ++half) {
-            widen_window(from, keys, row, quarter, half);
-            end(tile, half);
+        PackedWindow parts[2][8];
+#pragma unroll
+        for (int i = 0; i < 16; ++i) parts[i / 8][i % 8] = packed_window(place(tile, i / 8), 4 * (i % 8) + quarter);
+        const u32 keys = begin(tile) + row * 128 + u32((2 * quarter) ^ (row % 8)) * 16;
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+#pragma unroll
+            for (int second = 0; second < 2; ++second) {
+                const PackedWindow &part = parts[second][i];
+                const u32 factor = min(part.exponent + 4, 254u) * 0x00800080u, at = keys + second * 1024 + i * PANEL;
+                store(at, widened_codes(part.codes.a, part.codes.b, factor));
+                store(at ^ 16, widened_codes(part.codes.c, part.codes.d, factor));
+            }
+            if (i % 4 == 3) end(tile, i / 4);
         }
     }
     if (window_tiles == num_tiles) return;
@@ -435,7 +433,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attend(const __grid_con
     } else if (group < 3) {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 160;");
         find_entries(a, memory, thread - GROUP);
-        load_queries(a, shared, thread);
         sum_values(a, shared, thread % GROUP, group - 1);
     } else {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 120;");
