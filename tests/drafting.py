@@ -77,6 +77,11 @@ class Oracle:
     def next(self, logits: Tensor, x: Tensor, previous: Tensor) -> tuple[Tensor, Tensor]:
         return logits, torch.zeros(len(logits))
 
+    def greedy(self, tokens: Tensor, batch: TokenBatch) -> tuple[Tensor, Tensor]:
+        _, logits = self.block(tokens, batch)
+        drafts = logits.argmax(-1).unflatten(0, (len(tokens), -1))
+        return drafts, torch.zeros(len(tokens), 2, drafts.shape[1])
+
 
 def with_oracle(llm: LLM, prompt: list[int], answer: list[int]) -> Speculation:
     """Have the engine propose this answer, whatever it is asked."""

@@ -17,7 +17,7 @@ from deepinfer.cache.pools import CachePools
 from deepinfer.config.engine import EngineConfig
 from deepinfer.messages import StepPlan
 from deepinfer.runner.build import build_runner
-from deepinfer.runner.graphs import StepShape, padded, padded_batch
+from deepinfer.runner.graph_shapes import StepShape, padded, padded_batch
 from deepinfer.runner.lines import Lines
 from deepinfer.runner.runner import Runner
 from engine.test_same_tokens import mixed_prompts

@@ -31,15 +31,18 @@ from deepinfer.rank.ops import EventClock, keep_share
 from deepinfer.rank.weights import RankWeights
 from deepinfer.runner.batch import BatchBuilder
 from deepinfer.runner.draft_graphs import DraftGraphs
-from deepinfer.runner.graphs import Captured, StepGraphs, StepShape, padded_batch
+from deepinfer.runner.graph_cache import RIPE, CudaRecorder, GraphCache
+from deepinfer.runner.graph_shapes import StepShape, padded_batch
+from deepinfer.runner.graphs import StepGraphs, logits_memory
 from deepinfer.runner.lines import Lines
+from deepinfer.runner.memory import graph_bytes
 from deepinfer.runner.runner import Runner
 from deepinfer.runner.speculation import Speculation
 from deepinfer.sampling.params import SamplingParams
 from deepinfer.sampling.sampler import Sampler
 from deepinfer.speculate.policy import CheckAll
 
-WARM_STEPS = 3
+WARM_STEPS = RIPE + 1
 KEPT_TOKENS = 140  # of a prompt that pass the decoder half
 SPACE = 512  # positions before the end of the context where decode begins
 
@@ -90,8 +93,10 @@ class Rank:
         builder.block_table[1:] = order.view(num_requests, columns)
         sampler = Sampler(ops, num_requests + 1, self.config.vocab_size, (), device)
         assert bound.draft is not None
-        self._runner = Runner(bound, builder, sampler, graphs=StepGraphs(bound, builder))
-        head = DraftGraphs(bound.draft)
+        logits = logits_memory(num_requests, num_drafts, self.config.vocab_size, device)
+        graphs = GraphCache(CudaRecorder(), graph_bytes(device))
+        self._runner = Runner(bound, builder, sampler, graphs=StepGraphs(bound, ops, builder, graphs, logits))
+        head = DraftGraphs(bound.draft, graphs, logits)
         self._drafting = Speculation(head, builder, sampler, CheckAll(), num_requests, num_drafts, ())
         self._runner.speculation = self._drafting
 
@@ -153,10 +158,10 @@ class Rank:
             model.logits(model.forward(padded_batch(shape, numbers, builder)))
 
         self._clock.is_on = True
-        graph = Captured(step, torch.cuda.graph_pool_handle())
+        replay = CudaRecorder().record(step)
         self._clock.is_on = False
         for _ in range(3):
-            graph.replay()
+            replay()
         found = self._clock.seconds()
         self._clock.clear()
         return found

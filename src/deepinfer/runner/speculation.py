@@ -37,6 +37,11 @@ class DraftHead(Protocol):
         """Logits [n, V] and raw confidence [n] of the tokens that follow `previous` [n] int64."""
         ...
 
+    def greedy(self, tokens: Tensor, batch: TokenBatch) -> tuple[Tensor, Tensor]:
+        """`block` with all `next`: the likeliest drafts [n, places] int64, and of each the raw confidence and the
+        log-probability [n, 2, places]."""
+        ...
+
 
 class Speculation:
     """Proposes drafts after each step and says which of them the next one checks and keeps.
@@ -158,14 +163,31 @@ class Speculation:
         window_starts = np.maximum(lines.decoder_starts[rows], self._main_starts[slots])
         batch = self._builder.block(slots, starts, window_starts, self.num_drafts)
         previous = self._on_device(newest[rows])
-        x, logits = self._head.block(previous, batch)
-        x, logits = x.unflatten(0, (len(rows), -1)), logits.unflatten(0, (len(rows), -1))
-        tokens = previous.new_zeros(len(rows), self.num_drafts)
         under_grammar = constraints if constraints is not None and constraints.has_any(slots) else None
-        signs = []
+        positions = (starts[:, None] + np.arange(1, self.num_drafts + 1)).astype(np.int32)
+        if under_grammar is None and self._is_coupled and self._sampler.takes_likeliest(slots, positions):
+            tokens, signs = self._head.greedy(previous, batch)
+            signs = signs.transpose(0, 1)
+        else:
+            tokens, signs = self._draw(previous, batch, slots, starts, under_grammar)
+        self._builder.store(tokens.flatten(), np.repeat(slots, self.num_drafts), positions.ravel())
+        self._tokens[slots], self._num_ready[slots] = tokens.cpu().numpy(), self.num_drafts
+        self._num_useful[slots] = self._count_to_end(slots)
+        self._signs[:, slots] = signs.cpu().numpy()
+        self._counts = dataclasses.replace(self._counts, proposed=self._counts.proposed + len(rows))
+        policy.observe_drafting(len(rows), time.monotonic() - started)
+
+    def _draw(
+        self, previous: Tensor, batch: TokenBatch, slots: Int32, starts: Int32, under_grammar: ConstrainedRows | None
+    ) -> tuple[Tensor, Tensor]:
+        """Drafts [rows, drafts] as the sampler would draw them one after the other, and their signs."""
+        num_rows = len(slots)
+        x, logits = self._head.block(previous, batch)
+        x, logits = x.unflatten(0, (num_rows, -1)), logits.unflatten(0, (num_rows, -1))
+        tokens, signs = previous.new_zeros(num_rows, self.num_drafts), []
         for place in range(self.num_drafts):
             row, confidence = self._head.next(logits[:, place], x[:, place], previous)
-            before = Before(tokens, np.full(len(rows), place, dtype=np.int32)) if place else None
+            before = Before(tokens, np.full(num_rows, place, dtype=np.int32)) if place else None
             masks = None
             if under_grammar is not None:  # the matcher needs to know the drafts, so this waits for the device
                 masks = under_grammar.draft_masks(slots, tokens[:, :place].cpu().numpy())
@@ -174,12 +196,7 @@ class Speculation:
             self._keep_logits(slots, place, drafted.logits)
             previous = tokens[:, place] = drafted.token_ids
             signs.append(torch.stack([confidence, drafted.logprobs]))
-            self._builder.store(previous, slots, starts + place + 1)
-        self._tokens[slots], self._num_ready[slots] = tokens.cpu().numpy(), self.num_drafts
-        self._num_useful[slots] = self._count_to_end(slots)
-        self._signs[:, slots] = torch.stack(signs, dim=-1).cpu().numpy()
-        self._counts = dataclasses.replace(self._counts, proposed=self._counts.proposed + len(rows))
-        policy.observe_drafting(len(rows), time.monotonic() - started)
+        return tokens, torch.stack(signs, dim=-1)
 
     def _count_to_end(self, slots: Int32) -> Int32:
         """Drafts [rows] up to and with the first that ends its answer; all of them where none does."""

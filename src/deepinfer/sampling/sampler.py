@@ -61,7 +61,7 @@ class Sampler:
     """
 
     def __init__(self, ops: Ops, num_slots: int, vocab_size: int, eos_ids: Sequence[int], device: torch.device) -> None:
-        self._ops = ops
+        self._ops, self._vocab_size, self._device = ops, vocab_size, device
         self._changes = make_changes(num_slots, vocab_size, eos_ids, device)
         self._slots = SlotParams(num_slots)
         self._golden = Golden()
@@ -81,6 +81,7 @@ class Sampler:
         masks: RowMasks | None = None,
         before: Before | None = None,
         proposed: Proposed | None = None,
+        best: tuple[Tensor, Tensor] | None = None,
     ) -> Sampled:
         """Choose one token per row.
 
@@ -89,9 +90,10 @@ class Sampler:
         masks: what the rows under a grammar may take; None = there are none.
         before: drafts before each row; None = no row has any. proposed: drafts that rows keep by rejection
             instead of by equality with their own draw; None = there are none.
+        best: what `best_tokens` gives for these logits, if it is known.
         """
         params = self._slots.rows(slots, positions, logits.shape[1], before)
-        token_ids, is_finite = self._ops.best_tokens(logits)
+        token_ids, is_finite = best or self._ops.best_tokens(logits)
         has_choice, processed = None, _run(self._changes, logits, params)
         if masks is not None:
             processed = exclude_masked(processed, masks)
@@ -133,6 +135,16 @@ class Sampler:
         else:
             token_ids, _ = self._ops.best_tokens(processed)
         return Drafted(self._golden.force(token_ids, params), processed, self._ops.best_logprobs(processed))
+
+    def takes_likeliest(self, slots: NDArray[np.int32], positions: NDArray[np.int32]) -> bool:
+        """Whether every row [n] at each of its positions [n, any] takes the likeliest token of logits as they are."""
+        rows = np.repeat(slots, positions.shape[1]), positions.ravel()
+        params = self._slots.rows(*rows, self._vocab_size)
+        return not (
+            params.is_random.any()
+            or self._golden.has_any
+            or any(stage.prepare(params, self._device) is not None for stage in self._changes)
+        )
 
     def observe(self, slots: NDArray[np.int32], token_ids: Tensor) -> None:
         """The answers in these slots [n], all different, go on with these tokens [n] int64."""

@@ -64,3 +64,15 @@ class BoundDraft:
     def next(self, logits: Tensor, x: Tensor, previous: Tensor) -> tuple[Tensor, Tensor]:
         """Logits [n, V] and raw confidence [n] of the tokens that follow `previous` [n] int64."""
         return self._ops.draft_next(logits, x, previous, self._draft.head)
+
+    def greedy(self, tokens: Tensor, batch: TokenBatch) -> tuple[Tensor, Tensor]:
+        """The likeliest drafts [n, places] int64 of such a pass, and of each the raw confidence and the
+        log-probability [n, 2, places] float32."""
+        x, logits = (value.unflatten(0, (len(tokens), -1)) for value in self.block(tokens, batch))
+        drafts, signs = [], []
+        for place in range(logits.shape[1]):
+            row, confidence = self.next(logits[:, place], x[:, place], tokens)
+            tokens, _ = self._ops.best_tokens(row)
+            drafts.append(tokens)
+            signs.append(torch.stack([confidence, self._ops.best_logprobs(row)], dim=1))
+        return torch.stack(drafts, dim=1), torch.stack(signs, dim=2)
