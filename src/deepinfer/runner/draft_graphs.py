@@ -25,12 +25,12 @@ class BlockShape:
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """A captured pass: what it reads, which is filled in before each replay, and what it gives [rows * places, ...]."""
+    """A captured pass: what it reads, which is filled in before each replay, and the two that it gives [rows..., ...]."""
 
     tokens: Tensor  # [rows] int64
     batch: TokenBatch
     replay: Callable[[], None]
-    results: tuple[Tensor, Tensor]
+    results: list[Tensor]
 
 
 class DraftGraphs:
@@ -68,8 +68,8 @@ class DraftGraphs:
             getattr(block.batch, name)[:num_rows] = getattr(batch, name)
             getattr(block.batch, name)[num_rows:] = 0
         block.batch.positions[: batch.num_tokens] = batch.positions
-        first, second = (result[: len(result) // shape.num_rows * num_rows] for result in block.results)
         block.replay()
+        first, second = (result[: len(result) // shape.num_rows * num_rows] for result in block.results)
         return first, second
 
     def _record(self, shape: BlockShape, like: TokenBatch) -> Block:
@@ -96,6 +96,4 @@ class DraftGraphs:
             x, logits = self._head.block(tokens, own)
             results[:] = x, self._logits[: len(logits)].copy_(logits)
 
-        replay = self._graphs.recorder.record(passes)
-        first, second = results
-        return Block(tokens, batch, replay, (first, second))
+        return Block(tokens, batch, self._graphs.recorder.record(passes), results)
