@@ -51,10 +51,11 @@ class CudaRecorder:
 
     def record(self, call: Callable[[], None]) -> Callable[[], None]:
         call()  # compiles what it needs
-        graph, before = torch.cuda.CUDAGraph(), torch.cuda.memory_reserved()
+        graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            before = torch.cuda.memory_reserved()  # in here: to begin a capture gives back what is not in use
             call()
-        self._num_bytes += max(0, torch.cuda.memory_reserved() - before)
+            self._num_bytes += torch.cuda.memory_reserved() - before
         return graph.replay
 
     def reset(self) -> None:
