@@ -25,7 +25,7 @@ class BlockShape:
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """A captured pass: what it reads, which is filled in before each replay, and the two that it gives [rows..., ...]."""
+    """A captured pass: what it reads, which is filled in before each replay, and the two results."""
 
     tokens: Tensor  # [rows] int64
     batch: TokenBatch
