@@ -45,8 +45,9 @@ class StepShape:
     @classmethod
     def of(cls, plan: StepPlan, block_tokens: int, max_columns: int, *, feeds_draft: bool) -> StepShape:
         """The shape that a plan of decode rows is padded to; tokens that are too many are a row of their own."""
-        num_tokens = num_rows = padded(plan.num_tokens)
-        least_rows = plan.num_rows + (num_tokens > plan.num_tokens)
+        wanted = plan.num_tokens
+        num_tokens = num_rows = padded(wanted)
+        least_rows = plan.num_rows + (num_tokens > wanted)
         while num_rows % 2 == 0 and num_rows // 2 >= least_rows:
             num_rows //= 2
         columns, least_columns = LEAST_COLUMNS, int((plan.starts + plan.counts).max() - 1) // block_tokens + 1
@@ -67,19 +68,16 @@ class StepShape:
 
     def pack(self, plan: StepPlan) -> Int32:
         """The numbers of a plan; of nothing but padding when it has no rows."""
-        num_rows, spare = plan.num_rows, self.num_tokens - plan.num_tokens
-        counts = np.zeros(self.num_rows, dtype=np.int32)
-        counts[:num_rows] = plan.counts
-        if spare:
-            counts[num_rows] = spare
-        starts, slots = np.zeros_like(counts), np.zeros_like(counts)
+        num_rows, numbers = plan.num_rows, np.zeros(self.offsets[-1], dtype=np.int32)
+        positions, rows, offsets, starts, slots = (
+            numbers[begin : begin + size] for begin, size in zip(self.offsets, self.sizes, strict=False)
+        )
         starts[:num_rows], slots[:num_rows] = plan.starts, plan.slots
-        offsets = np.concatenate([[0], np.cumsum(counts)])
-        rows = np.repeat(np.arange(self.num_rows), counts)
-        positions = np.arange(self.num_tokens) - offsets[rows] + starts[rows]
-        numbers = np.zeros(self.offsets[-1], dtype=np.int32)
-        for begin, part in zip(self.offsets, (positions, rows, offsets, starts, slots), strict=False):
-            numbers[begin : begin + len(part)] = part
+        plan.counts.cumsum(dtype=np.int32, out=offsets[1 : num_rows + 1])
+        offsets[num_rows + 1 :] = self.num_tokens  # a row of what is too much, then rows of nothing
+        counts = offsets[1:] - offsets[:-1]
+        rows[:] = np.arange(self.num_rows, dtype=np.int32).repeat(counts)
+        positions[:] = np.arange(self.num_tokens, dtype=np.int32) + (starts - offsets[:-1]).repeat(counts)
         return numbers
 
     def views(self, numbers: Tensor) -> list[Tensor]:
