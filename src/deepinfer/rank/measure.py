@@ -25,9 +25,10 @@ from deepinfer.model.v41.config import ModelConfig
 from deepinfer.model.v41.model import Model
 from deepinfer.model.v41.names import catalogue
 from deepinfer.model.v41.weights import ModelWeights
+from deepinfer.ops.clock import OpClock
 from deepinfer.rank.caches import fill
 from deepinfer.rank.floor import Work, floors
-from deepinfer.rank.ops import EventClock, keep_share
+from deepinfer.rank.ops import keep_share
 from deepinfer.rank.weights import RankWeights
 from deepinfer.runner.batch import BatchBuilder
 from deepinfer.runner.draft_graphs import DraftGraphs
@@ -80,7 +81,8 @@ class Rank:
         device = torch.device("cuda")
         ops = load_ops(ModelOptions(device="cuda"))
         keep_share(ops)
-        self._clock = EventClock(ops)
+        self._clock = OpClock(device)
+        ops, self._clock.is_on = self._clock.around(ops), False
         source = RankWeights(catalogue(self.config), num_ranks, device)
         model = Model(self.config, ops, ModelWeights(source, self.config, None, device), drafts=True)
         layout = cache_layout(self.config, num_drafts)
@@ -131,7 +133,7 @@ class Rank:
         self._clock.is_on = True
         self._runner.compute(plan, Lines.of(plan), feeds_draft=True)
         self._clock.is_on = False
-        return self._case("prefill", plan, work, wall, host, self._clock.seconds(), num_tokens)
+        return self._case("prefill", plan, work, wall, host, self._clock.take_ops(), num_tokens)
 
     def _steps(self, plan: StepPlan, warm: int, repeats: int) -> tuple[list[float], list[float]]:
         """Seconds of each step, and of them those until its kernels were queued."""
@@ -162,9 +164,7 @@ class Rank:
         self._clock.is_on = False
         for _ in range(3):
             replay()
-        found = self._clock.seconds()
-        self._clock.clear()
-        return found
+        return self._clock.take_ops()
 
     def _case(
         self,
