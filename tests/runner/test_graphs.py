@@ -140,26 +140,6 @@ def test_padding_changes_neither_logits_nor_caches(monkeypatch: pytest.MonkeyPat
     assert torch.equal(pools.blocks, after[0]) and torch.equal(pools.slots, after[1])
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=on_card)])
-@pytest.mark.parametrize("plan", PLANS)
-def test_garbage_in_the_padding_slot_and_block_changes_no_bit(
-    monkeypatch: pytest.MonkeyPatch, plan: StepPlan, device: str
-) -> None:
-    runner, pools = make_runner(monkeypatch, device=device)
-    expected = without_graphs(runner, plan).logits
-    for pool in (pools.blocks, pools.slots):
-        pool[0] = 0xFF  # NaN as e4m3, ue8m0 or float32
-    runner.builder.token_ring[0] = 7  # no token is refused
-    rows = torch.from_numpy(np.flatnonzero(np.repeat(plan.slots, plan.counts))).to(expected.device)
-    shape = StepShape(num_tokens=16, num_rows=8, num_columns=4, feeds_draft=True)
-    numbers = torch.from_numpy(shape.pack(plan)).to(expected.device)
-    logits = runner.model.logits(runner.model.forward(padded_batch(shape, numbers, runner.builder)))
-    assert torch.equal(logits[rows], expected[rows])
-    for _ in range(RIPE + 1 if runner.graphs is not None else 0):
-        logits = runner.compute(plan, Lines.of(plan), feeds_draft=True).logits
-        assert torch.equal(logits[rows], expected[rows])
-
-
 @pytest.fixture
 def recorder(monkeypatch: pytest.MonkeyPatch) -> FakeRecorder:
     """Lets engines on the CPU have graphs, which are calls."""
@@ -255,3 +235,23 @@ def test_answers_are_the_same_with_graphs_and_without(drafts: int, params: Any) 
                 outputs = llm.generate(mixed_prompts(12), params)
                 found.append([[(e.token_id, e.logprob, *e.top) for e in output.logprobs or []] for output in outputs])
     assert all(answers == found[-1] for answers in found) and all(len(answer) == 12 for answer in found[0])
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=on_card)])
+@pytest.mark.parametrize("plan", PLANS)
+def test_garbage_in_the_padding_slot_and_block_changes_no_bit(
+    monkeypatch: pytest.MonkeyPatch, plan: StepPlan, device: str
+) -> None:
+    runner, pools = make_runner(monkeypatch, device=device)
+    expected = without_graphs(runner, plan).logits
+    for pool in (pools.blocks, pools.slots):
+        pool[0] = 0xFF  # NaN as e4m3, ue8m0 or float32
+    runner.builder.token_ring[0] = 7  # no token is refused
+    rows = torch.from_numpy(np.flatnonzero(np.repeat(plan.slots, plan.counts))).to(expected.device)
+    shape = StepShape(num_tokens=16, num_rows=8, num_columns=4, feeds_draft=True)
+    numbers = torch.from_numpy(shape.pack(plan)).to(expected.device)
+    logits = runner.model.logits(runner.model.forward(padded_batch(shape, numbers, runner.builder)))
+    assert torch.equal(logits[rows], expected[rows])
+    for _ in range(RIPE + 1 if runner.graphs is not None else 0):
+        logits = runner.compute(plan, Lines.of(plan), feeds_draft=True).logits
+        assert torch.equal(logits[rows], expected[rows])
