@@ -44,6 +44,7 @@ class CudaRecorder:
     def __init__(self) -> None:
         self._pool: Any = torch.cuda.graph_pool_handle()
         self._num_bytes = 0
+        self._stream = torch.cuda.Stream()
 
     @property
     def num_bytes(self) -> int:
@@ -51,11 +52,15 @@ class CudaRecorder:
 
     def record(self, call: Callable[[], None]) -> Callable[[], None]:
         call()  # compiles what it needs
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            before = torch.cuda.memory_reserved()  # in here: to begin a capture gives back what is not in use
+        graph, outside = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+        before = torch.cuda.memory_reserved()
+        self._stream.wait_stream(outside)
+        with torch.cuda.stream(self._stream):  # `torch.cuda.graph` would also wait and empty the allocator's cache
+            graph.capture_begin(self._pool, "thread_local")
             call()
-            self._num_bytes += torch.cuda.memory_reserved() - before
+            graph.capture_end()
+        outside.wait_stream(self._stream)
+        self._num_bytes += torch.cuda.memory_reserved() - before
         return graph.replay
 
     def reset(self) -> None:
