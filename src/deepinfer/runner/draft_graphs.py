@@ -1,17 +1,21 @@
-"""The pass over blocks of drafts as CUDA graphs, and with it the choice of all drafts where rows take the likeliest."""
+"""The pass over blocks of drafts as CUDA graphs, and with it the draws of all drafts where nothing changes logits."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from deepinfer.ops.batch import TokenBatch
+from deepinfer.ops.values import DrawKeys
 from deepinfer.runner.graph_cache import GraphCache
 from deepinfer.runner.graph_shapes import padded
 from deepinfer.runner.speculation import DraftHead
+
+Kind = Literal["logits", "likeliest", "drawn"]  # what the pass gives
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,7 +24,7 @@ class BlockShape:
 
     num_rows: int
     num_places: int
-    is_greedy: bool
+    kind: Kind
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +33,7 @@ class Block:
 
     tokens: Tensor  # [rows] int64
     batch: TokenBatch
+    keys: DrawKeys  # of rows; used where tokens are drawn
     replay: Callable[[], None]
     results: list[Tensor]
 
@@ -44,20 +49,23 @@ class DraftGraphs:
 
     def block(self, tokens: Tensor, batch: TokenBatch) -> tuple[Tensor, Tensor]:
         """See `DraftHead`."""
-        return self._run(tokens, batch, is_greedy=False) or self._head.block(tokens, batch)
+        return self._run(tokens, batch, "logits", None) or self._head.block(tokens, batch)
 
-    def greedy(self, tokens: Tensor, batch: TokenBatch) -> tuple[Tensor, Tensor]:
+    def draft(self, tokens: Tensor, batch: TokenBatch, keys: DrawKeys | None) -> tuple[Tensor, Tensor]:
         """See `DraftHead`."""
-        return self._run(tokens, batch, is_greedy=True) or self._head.greedy(tokens, batch)
+        kind: Kind = "likeliest" if keys is None else "drawn"
+        return self._run(tokens, batch, kind, keys) or self._head.draft(tokens, batch, keys)
 
     def next(self, logits: Tensor, x: Tensor, previous: Tensor) -> tuple[Tensor, Tensor]:
         """See `DraftHead`."""
         return self._head.next(logits, x, previous)
 
-    def _run(self, tokens: Tensor, batch: TokenBatch, *, is_greedy: bool) -> tuple[Tensor, Tensor] | None:
+    def _run(
+        self, tokens: Tensor, batch: TokenBatch, kind: Kind, keys: DrawKeys | None
+    ) -> tuple[Tensor, Tensor] | None:
         """Rows that are too many belong to the padding slot."""
         num_rows, num_places = len(tokens), batch.num_tokens // len(tokens)
-        shape = BlockShape(padded(num_rows), num_places, is_greedy)
+        shape = BlockShape(padded(num_rows), num_places, kind)
         if shape.num_rows * num_places > len(self._logits):
             return None
         block = self._graphs.find(shape, lambda: self._record(shape, batch))
@@ -68,6 +76,9 @@ class DraftGraphs:
             getattr(block.batch, name)[:num_rows] = getattr(batch, name)
             getattr(block.batch, name)[num_rows:] = 0
         block.batch.positions[: batch.num_tokens] = batch.positions
+        if keys is not None:
+            for name in ("temperature", "seeds", "positions"):
+                getattr(block.keys, name)[:num_rows] = getattr(keys, name)
         block.replay()
         first, second = (result[: len(result) // shape.num_rows * num_rows] for result in block.results)
         return first, second
@@ -86,14 +97,15 @@ class DraftGraphs:
             window_starts=torch.zeros_like(count[:-1]),
         )
         tokens = torch.zeros(num_rows, dtype=torch.int64, device=device)
+        keys = DrawKeys(torch.zeros(num_rows, device=device), torch.zeros_like(tokens), torch.zeros_like(tokens))
         results: list[Tensor] = []
 
         def passes() -> None:
             own = dataclasses.replace(batch)  # what ops derive is made anew in the graph
-            if shape.is_greedy:
-                results[:] = self._head.greedy(tokens, own)
+            if shape.kind != "logits":
+                results[:] = self._head.draft(tokens, own, keys if shape.kind == "drawn" else None)
                 return
             x, logits = self._head.block(tokens, own)
             results[:] = x, self._logits[: len(logits)].copy_(logits)
 
-        return Block(tokens, batch, self._graphs.recorder.record(passes), results)
+        return Block(tokens, batch, keys, self._graphs.recorder.record(passes), results)

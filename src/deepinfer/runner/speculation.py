@@ -14,11 +14,12 @@ from torch import Tensor
 from deepinfer.config.engine import DraftAcceptance
 from deepinfer.messages import Bool, DraftCounts, Int32, SlotSetup, StepPlan
 from deepinfer.ops.batch import TokenBatch
+from deepinfer.ops.values import DrawKeys
 from deepinfer.runner.batch import BatchBuilder
 from deepinfer.runner.lines import Lines
 from deepinfer.sampling.before import Before
 from deepinfer.sampling.rejection import DRAFT_NOISE, Proposed
-from deepinfer.sampling.sampler import Sampler
+from deepinfer.sampling.sampler import PlainDraws, Sampler
 from deepinfer.speculate.calibration import Signs
 from deepinfer.speculate.policy import DraftPolicy
 from deepinfer.speculate.progress import SlotProgress
@@ -37,9 +38,12 @@ class DraftHead(Protocol):
         """Logits [n, V] and raw confidence [n] of the tokens that follow `previous` [n] int64."""
         ...
 
-    def greedy(self, tokens: Tensor, batch: TokenBatch) -> tuple[Tensor, Tensor]:
-        """`block` with all `next`: the likeliest drafts [n, places] int64, and of each the raw confidence and the
-        log-probability [n, 2, places]."""
+    def draft(self, tokens: Tensor, batch: TokenBatch, keys: DrawKeys | None) -> tuple[Tensor, Tensor]:
+        """`block` with all `next`: drafts [n, places] int64 drawn from the logits as they are, and for each place the
+        raw confidence and the log-probability of the likeliest token [n, 2, places].
+
+        keys: of the draws at the first place; None = the likeliest tokens.
+        """
         ...
 
 
@@ -165,8 +169,11 @@ class Speculation:
         previous = self._on_device(newest[rows])
         under_grammar = constraints if constraints is not None and constraints.has_any(slots) else None
         positions = (starts[:, None] + np.arange(1, self.num_drafts + 1)).astype(np.int32)
-        if under_grammar is None and self._is_coupled and self._sampler.takes_likeliest(slots, positions):
-            tokens, signs = self._head.greedy(previous, batch)
+        plain = None
+        if under_grammar is None and self._is_coupled:
+            plain = self._sampler.plain_draws(slots, positions)
+        if plain is not None:
+            tokens, signs = self._head.draft(previous, batch, self._keys(plain, starts))
             signs = signs.transpose(0, 1)
         else:
             tokens, signs = self._draw(previous, batch, slots, starts, under_grammar)
@@ -176,6 +183,14 @@ class Speculation:
         self._signs[:, slots] = signs.cpu().numpy()
         self._counts = dataclasses.replace(self._counts, proposed=self._counts.proposed + len(rows))
         policy.observe_drafting(len(rows), time.monotonic() - started)
+
+    def _keys(self, plain: PlainDraws, starts: Int32) -> DrawKeys | None:
+        """Keys of the draws after the tokens at `starts` [rows]."""
+        if not plain.temperature.any():
+            return None
+        device = self._builder.device
+        temperature, seeds = (torch.from_numpy(values).to(device) for values in plain)
+        return DrawKeys(temperature, seeds, self._on_device(starts + 1))
 
     def _draw(
         self, previous: Tensor, batch: TokenBatch, slots: Int32, starts: Int32, under_grammar: ConstrainedRows | None

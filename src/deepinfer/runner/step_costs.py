@@ -87,7 +87,7 @@ def _draft(runner: Runner, head: DraftHead, num_rows: int, num_drafts: int) -> N
     zeros = np.zeros(num_rows, dtype=np.int32)
     batch = runner.builder.block(zeros, zeros + POSITION, zeros, num_drafts)
     previous = torch.zeros(num_rows, dtype=torch.int64, device=runner.builder.device)
-    head.greedy(previous, batch)[0].cpu()
+    head.draft(previous, batch, None)[0].cpu()
 
 
 def _file(key: str) -> Path:

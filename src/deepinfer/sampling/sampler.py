@@ -43,6 +43,13 @@ class Drafted(NamedTuple):
     logprobs: Tensor  # [rows] float32, of the likeliest token among these
 
 
+class PlainDraws(NamedTuple):
+    """Of some rows, on the host; a row of temperature 0 takes the likeliest token."""
+
+    temperature: NDArray[np.float32]  # [rows]
+    seeds: NDArray[np.int64]  # [rows]
+
+
 def make_changes(num_slots: int, vocab_size: int, eos_ids: Sequence[int], device: torch.device) -> tuple[Stage, ...]:
     """The stages before the filters, in their order: what is excluded or biased first, then the penalties."""
     return (
@@ -136,15 +143,13 @@ class Sampler:
             token_ids, _ = self._ops.best_tokens(processed)
         return Drafted(self._golden.force(token_ids, params), processed, self._ops.best_logprobs(processed))
 
-    def takes_likeliest(self, slots: NDArray[np.int32], positions: NDArray[np.int32]) -> bool:
-        """Whether every row [n] at each of its positions [n, any] takes the likeliest token of logits as they are."""
-        rows = np.repeat(slots, positions.shape[1]), positions.ravel()
-        params = self._slots.rows(*rows, self._vocab_size)
-        return not (
-            params.is_random.any()
-            or self._golden.has_any
-            or any(stage.prepare(params, self._device) is not None for stage in self._changes)
-        )
+    def plain_draws(self, slots: NDArray[np.int32], positions: NDArray[np.int32]) -> PlainDraws | None:
+        """How rows [n] draw if all do so from logits as they are, at each of their positions [n, any]; None if not."""
+        params = self._slots.rows(np.repeat(slots, positions.shape[1]), positions.ravel(), self._vocab_size)
+        stages = (*self._changes, *FILTERS)
+        if self._golden.has_any or any(stage.prepare(params, self._device) is not None for stage in stages):
+            return None
+        return PlainDraws(*(self._slots.column(name)[slots] for name in ("temperature", "seed")))
 
     def observe(self, slots: NDArray[np.int32], token_ids: Tensor) -> None:
         """The answers in these slots [n], all different, go on with these tokens [n] int64."""
