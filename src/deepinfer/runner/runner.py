@@ -147,7 +147,8 @@ class Runner:
         if lines.is_single and num_tokens.all():
             self.sampler.observe(lines.slots, token_ids)
             return self.builder.store(token_ids, lines.slots, lines.firsts)
-        for place in range(int(num_tokens.max(initial=0))):
+        num_places = int(num_tokens.max(initial=0)) if self.sampler.remembers(lines.slots) else 0
+        for place in range(num_places):
             rows = np.flatnonzero(num_tokens > place)
             self.sampler.observe(lines.slots[rows], _chosen(token_ids, lines.offsets[rows] + place))
         rows = np.flatnonzero(num_tokens)

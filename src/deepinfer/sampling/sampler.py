@@ -151,6 +151,10 @@ class Sampler:
             return None
         return PlainDraws(*(self._slots.column(name)[slots] for name in ("temperature", "seed")))
 
+    def remembers(self, slots: NDArray[np.int32]) -> bool:
+        """Whether `observe` does anything for any of these slots."""
+        return any(stage.remembers(slots) for stage in self._changes)
+
     def observe(self, slots: NDArray[np.int32], token_ids: Tensor) -> None:
         """The answers in these slots [n], all different, go on with these tokens [n] int64."""
         for stage in self._changes:

@@ -38,6 +38,10 @@ class Stage:
     def set_slot(self, setup: SlotSetup) -> None:
         """The slot has a new occupant, whose known tokens are in the setup."""
 
+    def remembers(self, slots: NDArray[np.int32]) -> bool:
+        """Whether tokens of any of these slots matter to `observe`."""
+        return False
+
     def observe(self, slots: NDArray[np.int32], token_ids: Tensor) -> None:
         """The answers in these slots [n], all different, go on with these tokens [n] int64."""
 
