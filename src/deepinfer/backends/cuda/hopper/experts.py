@@ -138,7 +138,8 @@ def experts_kernel(
                 left = widened(codes_at, shifts_at, is_row, ROW_TILE, STEP)
                 codes_at += STEP // 2
                 shifts_at += STEP // 32
-            total = multiply(left, right, total, STEP)
+            # Added here: with its left operand in registers the product would stay in the narrow accumulator.
+            total += multiply(left, right, tl.zeros([ROW_TILE, TOKEN_TILE], tl.float32), STEP)
             x_at += STEP
         total *= tl.load(scale + matrix_row)[:, None] * tl.load(x_scale + line, mask=is_pair, other=0.0)[None, :]
         out_at = out + pair.to(tl.int64)[:, None] * ROWS + row[None, :]
