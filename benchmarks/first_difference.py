@@ -1,11 +1,13 @@
 """Which op first gives a token other bits in a batch than alone: all ops of prompt and decode steps, in their order.
 
-    PYTHONPATH=src python benchmarks/first_difference.py [--device cuda] [--model FOLDER] [--sizes 7,64,256]
+    PYTHONPATH=src python benchmarks/first_difference.py [--device cuda] [--model FOLDER] [--sizes 1,7,64,256]
+        [--drafts 0]
 
 Requests of random tokens run through the model alone and among others, in other slots and blocks: a step of their
 prompts, then decode steps of 1 token, of 4, and of 1 to 5, each of these also in the padded form that CUDA graphs have.
 Compared with the request alone are the results of every call of an op, bit for bit, and what the slots and blocks hold
-after each step. One line a batch; the first differences are told. Exit code 1: something differs.
+after each step; caches begin full of garbage. One line a batch, size 1 is each request alone again; the first
+differences are told. Exit code 1: something differs.
 """
 
 from __future__ import annotations
@@ -109,7 +111,7 @@ class Requests:
 
     def _caches(self, slot: int) -> list[Tensor]:
         blocks = self.builder.block_table[slot, : -(-(LONGEST + 32) // self.builder.block_tokens)].long()
-        return [self.pools.slots[slot].clone(), self.pools.blocks[blocks].clone()]
+        return [self.pools.slots[slot][None].clone(), self.pools.blocks[blocks].clone()]
 
     def _plan(
         self, slots: list[int], starts: np.ndarray, counts: np.ndarray, tokens: list[np.ndarray], step: int
@@ -128,9 +130,9 @@ class Requests:
         )  # fmt: skip
 
     def begin(self, order: np.random.Generator) -> None:
-        """Empty caches, blocks dealt anew."""
-        self.pools.blocks.zero_()
-        self.pools.slots.zero_()
+        """Caches full of garbage, blocks dealt anew."""
+        for pool in (self.pools.blocks, self.pools.slots):
+            pool[1:] = 0xFF  # NaN as e4m3, ue8m0 or float32, and token -1
         table = self.builder.block_table
         columns = -(-(LONGEST + 32) // self.builder.block_tokens)
         dealt = 1 + order.permutation((len(table) - 1) * columns).astype(np.int32)
@@ -171,9 +173,12 @@ def first_difference(alone: list[Call], found: list[Call]) -> str | None:
     return None
 
 
-def make_requests(folder: Path, device: str, most: int) -> Requests:
+def make_requests(folder: Path, device: str, most: int, num_drafts: int | None) -> Requests:
     """An engine's model, with room for the largest batch."""
-    trace, options = Trace(), {"device": device, "max_num_requests": most, "num_blocks": 4 * most}
+    trace, options = (
+        Trace(),
+        {"device": device, "max_num_requests": most, "num_blocks": 4 * most, "num_draft_tokens": num_drafts},
+    )
     config = EngineConfig.from_options(options | {"draft_scheduling": False, "enforce_eager": True})
     with mock.patch.object(build, "load_ops", lambda options: trace.around(load_ops(options))):
         built = build.build_runner(config, folder)
@@ -185,35 +190,38 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--model", type=Path, default=NANO)
-    parser.add_argument("--sizes", default="7,64,256")
+    parser.add_argument("--sizes", default="1,7,64,256")
+    parser.add_argument(
+        "--drafts", type=int, help="rings hold so many drafts more; as many as the head makes if not given"
+    )
     args = parser.parse_args()
     sizes = [int(size) for size in args.sizes.split(",")]
-    requests = make_requests(args.model, args.device, max(sizes))
-    order = np.random.default_rng(1)
+    requests = make_requests(args.model, args.device, max(*sizes, 8), args.drafts)
+    order, num_slots = np.random.default_rng(1), max(*sizes, WATCHED)
     alone: dict[int, list[list[Call]]] = {}
     for number in range(WATCHED):
         requests.begin(order)
-        slot = int(order.integers(1, max(sizes) + 1))
+        slot = int(order.integers(1, num_slots + 1))
         alone[number] = [requests.run([number], [slot], step, is_padded=False)[number] for step in range(4)]
     num_different = 0
     for size in sizes:
+        batches = [list(range(size))] if size > 1 else [[number] for number in range(WATCHED)]
         for is_padded in (False, True):
-            requests.begin(order)
-            slots = (1 + order.permutation(max(sizes))[:size]).tolist()
             told: list[str] = []
-            for step in range(4):
-                found = requests.run(list(range(size)), slots, step, is_padded=is_padded and step > 0)
-                for number, calls in found.items():
-                    difference = first_difference(alone[number][step], calls)
-                    if difference is not None:
-                        told.append(f"  request {number}, step {step}: {difference}")
+            for batch in batches:
+                requests.begin(order)
+                slots = (1 + order.permutation(num_slots)[: len(batch)]).tolist()
+                for step in range(4):
+                    found = requests.run(batch, slots, step, is_padded=is_padded and step > 0)
+                    for number, calls in found.items():
+                        difference = first_difference(alone[number][step], calls)
+                        if difference is not None:
+                            told.append(f"  request {number}, step {step}: {difference}")
             num_different += len(told)
             form = "padded decode steps" if is_padded else "steps as they are"
-            num_calls = sum(len(calls) for calls in alone[0])
-            watched = f"{4 * min(size, WATCHED)} steps of requests, {num_calls} calls of ops a request"
             print(
-                f"{args.model.name}, batch of {size}, {form}: {len(told)} differ ({watched})",
-                *told[:6],
+                f"{args.model.name}, batch of {size}, {form}: {len(told)} steps of requests differ",
+                *told[:4],
                 sep="\n",
                 flush=True,
             )

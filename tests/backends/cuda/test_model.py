@@ -71,11 +71,13 @@ def test_chunks_change_no_bit_of_a_request(llm: LLM, alone: Lines, chunk: int) -
         assert results(chunked, mixed_prompts(256)[:6]) == alone[:6]
 
 
+@pytest.mark.parametrize("drafts", [0, 4])
 @pytest.mark.parametrize("is_eager", [False, True])
-def test_poisoned_caches_change_no_bit_and_padding_is_never_written(is_eager: bool) -> None:
+def test_poisoned_caches_change_no_bit_and_padding_is_never_written(is_eager: bool, drafts: int) -> None:
     prompts, found = mixed_prompts(16), []
+    options = {"max_num_requests": 8, "enforce_eager": is_eager, "num_draft_tokens": drafts}
     for is_poisoned in (False, True):
-        with LLM(goldens.CHECKPOINT, device="cuda", max_num_requests=8, enforce_eager=is_eager) as llm:
+        with LLM(goldens.CHECKPOINT, device="cuda", **options) as llm:
             pools = llm._client.core.executor.model.pools
             if is_poisoned:
                 for pool in (pools.blocks, pools.slots):
