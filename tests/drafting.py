@@ -17,6 +17,7 @@ from deepinfer.model.v41.model import Model
 from deepinfer.model.v41.weights import ModelWeights
 from deepinfer.ops.batch import ForwardBatch, TokenBatch
 from deepinfer.ops.table import Ops
+from deepinfer.ops.values import DrawKeys
 from deepinfer.runner.speculation import Speculation
 from ops.world import make_batch
 
@@ -76,6 +77,12 @@ class Oracle:
 
     def next(self, logits: Tensor, x: Tensor, previous: Tensor) -> tuple[Tensor, Tensor]:
         return logits, torch.zeros(len(logits))
+
+    def draft(self, tokens: Tensor, batch: TokenBatch, keys: DrawKeys | None) -> tuple[Tensor, Tensor]:
+        """The answer, which noise does not change."""
+        _, logits = self.block(tokens, batch)
+        drafts = logits.argmax(-1).unflatten(0, (len(tokens), -1))
+        return drafts, torch.zeros(len(tokens), 2, drafts.shape[1])
 
 
 def with_oracle(llm: LLM, prompt: list[int], answer: list[int]) -> Speculation:

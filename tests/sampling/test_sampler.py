@@ -133,3 +133,30 @@ def test_tiny_temperatures_act_as_zero():
     slots.set(setup(1, replace(RANDOM, temperature=1e-4)))
     both = np.array([0, 1], np.int32)
     assert slots.rows(both, both, 4).is_random.tolist() == [False, True]
+
+
+def plain_draws(*params: SamplingParams, positions=(1, 2)):
+    slots = np.arange(1, len(params) + 1, dtype=np.int32)
+    return sampler_with(*params).plain_draws(slots, np.tile(np.array(positions, np.int32), (len(params), 1)))
+
+
+def test_plain_rows_tell_temperature_and_seed():
+    plain = plain_draws(GREEDY, replace(RANDOM, seed=9, temperature=0.5), replace(GREEDY, top_k=2))
+    assert plain is not None and plain.temperature.tolist() == [0.0, 0.5, 0.0] and plain.seeds.tolist() == [1, 9, 1]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"top_p": 0.9}, {"top_k": 3}, {"min_p": 0.1}, {"repetition_penalty": 1.2}, {"logit_bias": {3: 1.0}},
+     {"golden_token_ids": (1, 2)}],
+    ids=str,
+)  # fmt: skip
+def test_one_row_with_stages_or_a_given_answer_makes_none_of_them_plain(fields):
+    assert plain_draws(RANDOM, RANDOM) is not None
+    assert plain_draws(RANDOM, replace(RANDOM, **fields)) is None
+
+
+def test_a_row_is_plain_once_it_may_end():
+    waiting = replace(GREEDY, min_tokens=3)
+    assert plain_draws(waiting, positions=(3, 4)) is not None
+    assert plain_draws(waiting, positions=(2, 3)) is None

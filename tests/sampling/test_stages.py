@@ -8,7 +8,7 @@ import torch
 from deepinfer.messages import SlotSetup
 from deepinfer.sampling.params import SamplingParams
 from deepinfer.sampling.slot_params import RowParams, SlotParams
-from deepinfer.sampling.stages import FILTERS, MinP, TopK, TopP, row_sums
+from deepinfer.sampling.stages import FILTERS, MinP, TopK, TopP, parts_of, unit_of
 
 CPU = torch.device("cpu")
 FIXED = SamplingParams(seed=0)
@@ -142,13 +142,18 @@ def test_stages_take_zero_rows():
 
 
 @pytest.mark.parametrize("vocab_size", [5, 129_280])
-def test_a_row_s_sum_has_the_same_bits_whatever_the_number_of_rows_and_threads(vocab_size):
-    weights = (3 * torch.randn(6, vocab_size, generator=torch.Generator().manual_seed(0))).exp()
-    one_thread, num_threads = row_sums(weights), torch.get_num_threads()
-    torch.set_num_threads(2)  # torch would cut the sum of a single long row
-    try:
-        assert torch.equal(row_sums(weights), one_thread)
-        assert torch.equal(torch.cat([row_sums(row[None]) for row in weights]), one_thread)
-    finally:
-        torch.set_num_threads(num_threads)
-    torch.testing.assert_close(one_thread, weights.double().sum(-1))
+def test_sums_of_weights_are_exact_in_any_order(vocab_size):
+    logits = 3 * torch.randn(6, vocab_size, generator=torch.Generator().manual_seed(0))
+    best, temperature, unit = logits.amax(-1, keepdim=True), torch.full((6,), 0.7), unit_of(vocab_size)
+    weights = parts_of(logits, best, temperature, unit)
+    order = torch.randperm(vocab_size, generator=torch.Generator().manual_seed(1))
+    sums = weights.sum(-1)
+    assert torch.equal(weights[:, order].cumsum(-1)[:, -1], sums)
+    assert sums.tolist() == [sum(row) for row in weights.tolist()], "a sum of python's integers cannot overflow"
+    torch.testing.assert_close(sums.double() / unit, ((logits - best) / 0.7).exp().double().sum(-1), rtol=1e-7, atol=0)
+
+
+def test_the_sum_of_equal_weights_fits():
+    logits = torch.zeros(1, 200_000)
+    weights = parts_of(logits, logits[:, :1], torch.ones(1), unit_of(200_000))
+    assert int(weights.sum()) == 200_000 * int(weights[0, 0]) < 2**62 and int(weights[0, 0]) >= 2**44

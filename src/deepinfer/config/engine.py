@@ -64,7 +64,7 @@ class ModelOptions:
         variable="DEEPINFER_YOCO_PREFILL_KEEP_TOKENS",
     )  # fmt: skip
     enforce_eager: bool = option(
-        True, "launch the kernels of decode steps one by one, where the Hopper ops could replay captured graphs",
+        False, "launch the kernels of decode steps one by one, where the Hopper ops would replay captured graphs",
         variable="DEEPINFER_ENFORCE_EAGER",
     )  # fmt: skip
     batch_invariant: bool = option(

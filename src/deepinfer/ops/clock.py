@@ -28,37 +28,66 @@ GROUP_OF = {name: group for group, names in GROUPS.items() for name in names}
 
 
 class OpClock:
-    """Collects seconds of ops; a device's work is waited for, so nothing overlaps while it is measured."""
+    """Collects seconds of ops, each from its first work to its last; does so while `is_on`.
+
+    On a CUDA device two events around each op take the time, and the host waits for them when it asks. So it works in
+    a captured step too: its times are those of the last replay.
+    """
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self.seconds: dict[str, float] = defaultdict(float)  # by group
+        self.is_on, self._is_cuda = True, device.type == "cuda"
+        self._seconds: dict[str, float] = defaultdict(float)  # by op
+        self._events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
 
     def around(self, ops: Ops) -> Ops:
         """The same ops behind the clock, layers as calls of single ops."""
         timed = one_by_one(ops)
-        for name, group in GROUP_OF.items():
-            setattr(timed, name, self._timed(group, getattr(timed, name)))
+        for name in GROUP_OF:
+            setattr(timed, name, (self._between_events if self._is_cuda else self._timed)(name, getattr(timed, name)))
         timed.clock = self
         return timed
 
     def take(self) -> dict[str, float]:
         """Seconds by group since the last call."""
-        taken = dict(self.seconds)
-        self.seconds.clear()
+        groups: dict[str, float] = defaultdict(float)
+        for name, seconds in self.take_ops().items():
+            groups[GROUP_OF[name]] += seconds
+        return dict(groups)
+
+    def take_ops(self) -> dict[str, float]:
+        """Seconds by op since the last call of either."""
+        if self._events:
+            torch.cuda.synchronize()
+        for name, begin, end in self._events:
+            self._seconds[name] += begin.elapsed_time(end) / 1e3
+        taken = dict(self._seconds)
+        self.clear()
         return taken
 
-    def _timed(self, group: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def clear(self) -> None:
+        """Forget what was collected."""
+        self._seconds.clear()
+        self._events.clear()
+
+    def _timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*arguments: Any) -> Any:
-            self._wait()
             start = time.perf_counter()
             result = function(*arguments)
-            self._wait()
-            self.seconds[group] += time.perf_counter() - start
+            if self.is_on:
+                self._seconds[name] += time.perf_counter() - start
             return result
 
         return timed
 
-    def _wait(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+    def _between_events(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*arguments: Any) -> Any:
+            if not self.is_on:
+                return function(*arguments)
+            begin, end = (torch.cuda.Event(enable_timing=True, external=True) for _ in range(2))
+            begin.record()
+            result = function(*arguments)
+            end.record()
+            self._events.append((name, begin, end))
+            return result
+
+        return timed

@@ -35,3 +35,13 @@ class Selection:
 
     entries: Tensor
     candidates: Tensor | None
+
+
+@dataclass(frozen=True)
+class DrawKeys:
+    """What decides the noise of a draw besides the token id, see `Ops.draw`: temperature [n] float32, 0 = no noise;
+    seeds and positions [n] int64."""
+
+    temperature: Tensor
+    seeds: Tensor
+    positions: Tensor

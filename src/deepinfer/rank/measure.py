@@ -25,21 +25,25 @@ from deepinfer.model.v41.config import ModelConfig
 from deepinfer.model.v41.model import Model
 from deepinfer.model.v41.names import catalogue
 from deepinfer.model.v41.weights import ModelWeights
+from deepinfer.ops.clock import OpClock
 from deepinfer.rank.caches import fill
 from deepinfer.rank.floor import Work, floors
-from deepinfer.rank.ops import EventClock, keep_share
+from deepinfer.rank.ops import keep_share
 from deepinfer.rank.weights import RankWeights
 from deepinfer.runner.batch import BatchBuilder
 from deepinfer.runner.draft_graphs import DraftGraphs
-from deepinfer.runner.graphs import Captured, StepGraphs, StepShape, padded_batch
+from deepinfer.runner.graph_cache import RIPE, CudaRecorder, GraphCache
+from deepinfer.runner.graph_shapes import StepShape, padded_batch
+from deepinfer.runner.graphs import StepGraphs, logits_memory
 from deepinfer.runner.lines import Lines
+from deepinfer.runner.memory import graph_bytes
 from deepinfer.runner.runner import Runner
 from deepinfer.runner.speculation import Speculation
 from deepinfer.sampling.params import SamplingParams
 from deepinfer.sampling.sampler import Sampler
 from deepinfer.speculate.policy import CheckAll
 
-WARM_STEPS = 3
+WARM_STEPS = RIPE + 1
 KEPT_TOKENS = 140  # of a prompt that pass the decoder half
 SPACE = 512  # positions before the end of the context where decode begins
 
@@ -77,7 +81,8 @@ class Rank:
         device = torch.device("cuda")
         ops = load_ops(ModelOptions(device="cuda"))
         keep_share(ops)
-        self._clock = EventClock(ops)
+        self._clock = OpClock(device)
+        ops, self._clock.is_on = self._clock.around(ops), False
         source = RankWeights(catalogue(self.config), num_ranks, device)
         model = Model(self.config, ops, ModelWeights(source, self.config, None, device), drafts=True)
         layout = cache_layout(self.config, num_drafts)
@@ -90,8 +95,10 @@ class Rank:
         builder.block_table[1:] = order.view(num_requests, columns)
         sampler = Sampler(ops, num_requests + 1, self.config.vocab_size, (), device)
         assert bound.draft is not None
-        self._runner = Runner(bound, builder, sampler, graphs=StepGraphs(bound, builder))
-        head = DraftGraphs(bound.draft)
+        logits = logits_memory(num_requests, num_drafts, self.config.vocab_size, device)
+        graphs = GraphCache(CudaRecorder(), graph_bytes(device))
+        self._runner = Runner(bound, builder, sampler, graphs=StepGraphs(bound, ops, builder, graphs, logits))
+        head = DraftGraphs(bound.draft, graphs, logits)
         self._drafting = Speculation(head, builder, sampler, CheckAll(), num_requests, num_drafts, ())
         self._runner.speculation = self._drafting
 
@@ -126,7 +133,7 @@ class Rank:
         self._clock.is_on = True
         self._runner.compute(plan, Lines.of(plan), feeds_draft=True)
         self._clock.is_on = False
-        return self._case("prefill", plan, work, wall, host, self._clock.seconds(), num_tokens)
+        return self._case("prefill", plan, work, wall, host, self._clock.take_ops(), num_tokens)
 
     def _steps(self, plan: StepPlan, warm: int, repeats: int) -> tuple[list[float], list[float]]:
         """Seconds of each step, and of them those until its kernels were queued."""
@@ -153,13 +160,11 @@ class Rank:
             model.logits(model.forward(padded_batch(shape, numbers, builder)))
 
         self._clock.is_on = True
-        graph = Captured(step, torch.cuda.graph_pool_handle())
+        replay = CudaRecorder().record(step)
         self._clock.is_on = False
         for _ in range(3):
-            graph.replay()
-        found = self._clock.seconds()
-        self._clock.clear()
-        return found
+            replay()
+        return self._clock.take_ops()
 
     def _case(
         self,

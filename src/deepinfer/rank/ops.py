@@ -1,16 +1,13 @@
-"""Ops of a rank that has a part of the experts and tables, and a clock around them."""
+"""Ops of a rank that has a part of the experts and tables."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from deepinfer.ops.table import OP_NAMES, WHOLE_LAYERS, Ops
+from deepinfer.ops.table import Ops
 from deepinfer.ops.weights import EngramWeights, ExpertWeights
 
 
@@ -24,58 +21,19 @@ class Share:
 
 def keep_share(ops: Ops) -> None:
     """Let the table's ops take any expert or table row for the one at its number modulo those that are here."""
-    prepare_experts, experts = ops.prepare_experts, ops.experts
-    prepare_engram, engram = ops.prepare_engram, ops.engram
+    given = {name: getattr(ops, name) for name in ("prepare_experts", "experts", "prepare_engram", "engram")}
 
-    def prepare_some(weights: ExpertWeights) -> Share:
-        return Share(prepare_experts(weights), len(weights.w1.value))
+    def prepare_experts(experts: ExpertWeights) -> Share:
+        return Share(given["prepare_experts"](experts), len(experts.w1.value))
 
-    def some(x: Tensor, chosen: Tensor, share: Tensor, local: Share) -> Tensor:
-        return experts(x, chosen % local.count, share, local.prepared)
+    def experts(x: Tensor, chosen: Tensor, share: Tensor, experts: Share) -> Any:
+        return given["experts"](x, chosen % experts.count, share, experts.prepared)
 
-    def prepare_rows(weights: EngramWeights) -> Share:
-        return Share(prepare_engram(weights), len(weights.table.value))
+    def prepare_engram(engram: EngramWeights) -> Share:
+        return Share(given["prepare_engram"](engram), len(engram.table.value))
 
-    def few_rows(streams: Tensor, rows: Tensor, is_image: Tensor | None, local: Share) -> Tensor:
-        return engram(streams, rows % local.count, is_image, local.prepared)
+    def engram(streams: Tensor, rows: Tensor, is_image: Tensor | None, engram: Share) -> Any:
+        return given["engram"](streams, rows % engram.count, is_image, engram.prepared)
 
-    for name, function in (
-        ("prepare_experts", prepare_some), ("experts", some), ("prepare_engram", prepare_rows), ("engram", few_rows),
-    ):  # fmt: skip
-        setattr(ops, name, function)
-
-
-class EventClock:
-    """Seconds of each op between two events on the device; works while a graph is captured too."""
-
-    def __init__(self, ops: Ops) -> None:
-        self.is_on = False
-        self._events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
-        for name in OP_NAMES:
-            if not name.startswith("prepare") and name not in WHOLE_LAYERS:
-                setattr(ops, name, self._timed(name, getattr(ops, name)))
-
-    def clear(self) -> None:
-        """Forget all calls."""
-        self._events.clear()
-
-    def seconds(self) -> dict[str, float]:
-        """By op, of the calls so far; a graph's are those of its last replay."""
-        torch.cuda.synchronize()
-        found: dict[str, float] = defaultdict(float)
-        for name, begin, end in self._events:
-            found[name] += begin.elapsed_time(end) / 1e3
-        return dict(found)
-
-    def _timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def timed(*arguments: Any) -> Any:
-            if not self.is_on:
-                return function(*arguments)
-            begin, end = (torch.cuda.Event(enable_timing=True, external=True) for _ in range(2))
-            begin.record()
-            result = function(*arguments)
-            end.record()
-            self._events.append((name, begin, end))
-            return result
-
-        return timed
+    for function in (prepare_experts, experts, prepare_engram, engram):
+        setattr(ops, function.__name__, function)

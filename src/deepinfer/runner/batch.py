@@ -125,15 +125,19 @@ class BatchBuilder:
         )
 
     def _int32(self, values: NDArray[np.integer]) -> Tensor:
-        return self._on_device(torch.from_numpy(values.astype(np.int32, copy=False)))
+        return self._on_device(values.astype(np.int32, copy=False))
 
     def _int64(self, values: NDArray[np.integer]) -> Tensor:
-        return self._on_device(torch.from_numpy(values.astype(np.int64, copy=False)))
+        return self._on_device(values.astype(np.int64, copy=False))
 
-    def _on_device(self, values: Tensor) -> Tensor:
-        if self._is_host:  # even a `to` without work costs time
-            return values
-        return values.pin_memory().to(self.device, non_blocking=True)  # from other memory it would wait for the device
+    def _on_device(self, values: NDArray[np.integer]) -> Tensor:
+        pinned = self.pinned(values)
+        return pinned if self._is_host else pinned.to(self.device, non_blocking=True)
+
+    def pinned(self, values: NDArray[np.integer]) -> Tensor:
+        """The same numbers where a copy to the device need not wait for it; no copy where host and device are one."""
+        tensor = torch.from_numpy(values)
+        return tensor if self._is_host else tensor.pin_memory()
 
 
 def logit_positions(plan: StepPlan, offsets: NDArray[np.integer]) -> NDArray[np.int64]:

@@ -23,9 +23,10 @@ from deepinfer.images.geometry import ImageGeometry
 from deepinfer.model.registry import architecture_of, load_module
 from deepinfer.runner.batch import BatchBuilder
 from deepinfer.runner.draft_graphs import DraftGraphs
-from deepinfer.runner.graphs import StepGraphs
+from deepinfer.runner.graph_cache import CudaRecorder, GraphCache
+from deepinfer.runner.graphs import StepGraphs, logits_memory
 from deepinfer.runner.images import ImageEncoder
-from deepinfer.runner.memory import check_memory, count_blocks
+from deepinfer.runner.memory import check_memory, count_blocks, graph_bytes
 from deepinfer.runner.runner import Runner
 from deepinfer.runner.speculation import DraftHead, Speculation
 from deepinfer.runner.step_costs import step_costs
@@ -120,7 +121,13 @@ def build_runner(config: EngineConfig, folder: Path, eos_ids: Sequence[int] | No
         source, model_config, folder if has_tokenizer else None, device
     )
     model = load_module(architecture, "model").Model(model_config, ops, weights, drafts=num_drafts > 0)
-    num_blocks = count_blocks(config.cache, layout, device, num_slots, max_model_len)
+    is_captured = captures_steps(options, ops)
+    if is_captured:
+        logits = logits_memory(num_slots, num_drafts, model_config.vocab_size, device)
+        graphs = GraphCache(CudaRecorder(), graph_bytes(device))
+    num_blocks = count_blocks(
+        config.cache, layout, device, num_slots, max_model_len, graph_bytes(device) if is_captured else 0
+    )
     check_memory(layout, num_blocks, num_slots, device)
     pools = CachePools(layout, num_blocks, num_slots, device)
     bound = model.bind(pools)
@@ -138,11 +145,10 @@ def build_runner(config: EngineConfig, folder: Path, eos_ids: Sequence[int] | No
         constraints = ConstrainedRows(grammars, num_slots, num_drafts)
     encoder = None if model.vision is None else ImageEncoder(model.vision, device)
     runner = Runner(bound, builder, sampler, constraints, clock=ops.clock, checker=ops.checker, encoder=encoder)
-    is_captured = captures_steps(options, ops)
     if is_captured:
-        runner.graphs = StepGraphs(bound, builder)
+        runner.graphs = StepGraphs(bound, ops, builder, graphs, logits)
     if num_drafts:
-        head: DraftHead = DraftGraphs(bound.draft) if is_captured else bound.draft
+        head: DraftHead = DraftGraphs(bound.draft, graphs, logits) if is_captured else bound.draft
         policy: DraftPolicy = CheckAll()
         # Choices by time change batches, and with ops that are not batch-invariant last bits. The precisions that
         # are for comparing repeat a request exactly instead; and op checks take times of their own.

@@ -14,11 +14,20 @@ HOST_SHARE = 0.25  # of free memory; other programs live on a host
 DEVICE_SHARE = 0.85  # of free memory on an accelerator; the rest is for activations
 
 
+GRAPH_SHARE = 0.05  # of an accelerator's memory, for what graphs of steps hold; more than those of 2,048 tokens take
+
+
 def count_blocks(
-    options: CacheOptions, layout: CacheLayout, device: torch.device, max_requests: int, max_model_len: int
+    options: CacheOptions,
+    layout: CacheLayout,
+    device: torch.device,
+    max_requests: int,
+    max_model_len: int,
+    graph_bytes: int = 0,
 ) -> int:
     """Blocks to allocate: what the options say, else enough for every request at full length, if memory allows.
 
+    graph_bytes: of free memory that will be the graphs'.
     Raises ConfigError when not even one block fits.
     """
     if options.num_blocks is not None:
@@ -28,7 +37,7 @@ def count_blocks(
     if layout.bytes_per_block == 0:  # a window-only model keeps nothing in blocks
         return wanted
     if limit is None:
-        limit = min(free_bytes(device), wanted * layout.bytes_per_block)
+        limit = min(max(free_bytes(device) - graph_bytes, 0), wanted * layout.bytes_per_block)
     num_blocks = limit // layout.bytes_per_block
     if num_blocks < 1:
         raise ConfigError(
@@ -53,6 +62,11 @@ def total_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[1])
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def graph_bytes(device: torch.device) -> int:
+    """Bytes that graphs may hold on this device."""
+    return int(total_bytes(device) * GRAPH_SHARE)
 
 
 def free_bytes(device: torch.device) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -19,3 +19,15 @@ class Model(Protocol):
     def logits(self, hidden: Hidden) -> Tensor:
         """Logits [tokens, vocab] float32."""
         ...
+
+
+class Computed(NamedTuple):
+    """What a step has on the device before its tokens are drawn.
+
+    hidden: first of the step's lines, then of the prompt tokens that are scored; None when there are none of these.
+    logits: [lines, vocab] float32. best: what `best_tokens` gives for them, if the step has asked already.
+    """
+
+    hidden: Hidden | None
+    logits: Tensor
+    best: tuple[Tensor, Tensor] | None = None

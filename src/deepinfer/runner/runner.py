@@ -19,12 +19,13 @@ from deepinfer.runner.batch import BatchBuilder
 from deepinfer.runner.graphs import StepGraphs
 from deepinfer.runner.images import ImageEncoder
 from deepinfer.runner.lines import Lines
-from deepinfer.runner.model import Model
+from deepinfer.runner.model import Computed, Model
 from deepinfer.runner.speculation import Speculation
 from deepinfer.sampling.logprobs import TokenLogprobs, token_logprobs
 from deepinfer.sampling.sampler import Sampler
 from deepinfer.structured.rows import ConstrainedRows
 
+NO_HIDDEN = "a step that scores prompt tokens is not captured"
 PROMPT_PART = 256  # prompt tokens whose logits are on the device at a time
 
 
@@ -32,14 +33,12 @@ PROMPT_PART = 256  # prompt tokens whose logits are on the device at a time
 class Forwarded:
     """A step between its two halves: logits are on the device, tokens are not drawn yet.
 
-    plan: as it runs, each row where it really begins. hidden: first of the lines, then of the prompt tokens that
-    are scored.
+    plan: as it runs, each row where it really begins.
     """
 
     plan: StepPlan
     lines: Lines
-    hidden: Hidden
-    logits: Tensor  # [lines, vocab]
+    computed: Computed
     started: float
 
 
@@ -86,25 +85,28 @@ class Runner:
         lines = Lines.of(plan)
         if self.constraints is not None:
             self.constraints.begin(lines.slots, lines.counts, None if drafting is None else drafting.drafts(lines))
-        return Forwarded(plan, lines, *self.compute(plan, lines, feeds_draft=feeds_draft), started)
+        return Forwarded(plan, lines, self.compute(plan, lines, feeds_draft=feeds_draft), started)
 
-    def compute(self, plan: StepPlan, lines: Lines, *, feeds_draft: bool) -> tuple[Hidden, Tensor]:
+    def compute(self, plan: StepPlan, lines: Lines, *, feeds_draft: bool) -> Computed:
         """The forward pass of a plan as it runs, and the logits of its lines."""
         if self.graphs is not None and self.graphs.takes(plan):
-            return self.graphs.run(plan, feeds_draft=feeds_draft)
+            computed = self.graphs.run(plan, feeds_draft=feeds_draft)
+            if computed is not None:
+                return computed
         batch = self.builder.build(plan, feeds_draft=feeds_draft)
         if plan.images:
             assert self.encoder is not None, "a plan has images, but the model takes none"
             batch = self.encoder.place(plan, batch)
         hidden = self.model.forward(batch)
-        return hidden, self.model.logits(hidden.part(0, lines.num_lines))
+        return Computed(hidden, self.model.logits(hidden.part(0, lines.num_lines)))
 
     def sample(self, forwarded: Forwarded) -> StepResult:
         """Draw the next tokens, leave the newest in the token rings for the next step, return them."""
         plan, lines, drafting = forwarded.plan, forwarded.lines, self.speculation
+        hidden, logits, best = forwarded.computed
         masks = None if self.constraints is None else self.constraints.masks()
         before, proposed = (None, None) if drafting is None else (drafting.before(lines), drafting.proposed(lines))
-        drawn = self.sampler.sample(forwarded.logits, lines.line_slots, lines.line_positions, masks, before, proposed)
+        drawn = self.sampler.sample(logits, lines.line_slots, lines.line_positions, masks, before, proposed, best)
         token_ids, is_finite = _on_host(drawn.token_ids).astype(np.int32), _on_host(drawn.is_finite)
         has_choice = None if drawn.has_choice is None else _on_host(drawn.has_choice)
         errors = {} if masks is None else masks.errors
@@ -120,7 +122,7 @@ class Runner:
                 drafting.observe_step(plan.num_tokens, time.monotonic() - forwarded.started)
             newest = token_ids[lines.offsets + np.maximum(num_tokens, 1) - 1]
             drafting.propose(lines, newest, self.constraints)
-        prompt_logits, start = self._prompt_logits(plan, forwarded.hidden, lines.num_lines)
+        prompt_logits, start = self._prompt_logits(plan, hidden, lines.num_lines)
         result = StepResult(
             step=plan.step,
             token_ids=token_ids,
@@ -128,7 +130,7 @@ class Runner:
             has_choice=has_choice,
             logprobs=None if drawn.logprobs is None else _logprobs([drawn.logprobs]),
             prompt_logits=prompt_logits,
-            prompt_logprobs=self._prompt_logprobs(plan, forwarded.hidden, start),
+            prompt_logprobs=self._prompt_logprobs(plan, hidden, start),
             num_computed=plan.num_tokens,
             op_seconds=self.clock.take() if self.clock is not None else {},
             op_checks=self.checker.checks() if self.checker is not None else {},
@@ -145,7 +147,8 @@ class Runner:
         if lines.is_single and num_tokens.all():
             self.sampler.observe(lines.slots, token_ids)
             return self.builder.store(token_ids, lines.slots, lines.firsts)
-        for place in range(int(num_tokens.max(initial=0))):
+        num_places = int(num_tokens.max(initial=0)) if self.sampler.remembers(lines.slots) else 0
+        for place in range(num_places):
             rows = np.flatnonzero(num_tokens > place)
             self.sampler.observe(lines.slots[rows], _chosen(token_ids, lines.offsets[rows] + place))
         rows = np.flatnonzero(num_tokens)
@@ -153,19 +156,21 @@ class Runner:
         newest = _chosen(token_ids, lines.offsets[rows] + last)
         return self.builder.store(newest, lines.slots[rows], lines.firsts[rows] + last)
 
-    def _prompt_logits(self, plan: StepPlan, hidden: Hidden, start: int) -> tuple[dict[int, Float32], int]:
+    def _prompt_logits(self, plan: StepPlan, hidden: Hidden | None, start: int) -> tuple[dict[int, Float32], int]:
         """Whole logits by row, of the tokens from `start` on, and the first token behind them."""
         found = {}
         for row in np.flatnonzero(plan.wants_logits).tolist():
+            assert hidden is not None, NO_HIDDEN
             end = start + int(plan.counts[row])
             parts = [self.model.logits(hidden.part(first, last)) for first, last in _parts(start, end)]
             found[row], start = np.concatenate([_on_host(part) for part in parts]), end
         return found, start
 
-    def _prompt_logprobs(self, plan: StepPlan, hidden: Hidden, start: int) -> Logprobs | None:
+    def _prompt_logprobs(self, plan: StepPlan, hidden: Hidden | None, start: int) -> Logprobs | None:
         """Lines of all scored prompt tokens; their whole logits stay on the device, a part at a time."""
         if not len(plan.logprob_targets):
             return None
+        assert hidden is not None, NO_HIDDEN
         slots, targets = np.repeat(plan.slots[plan.logprob_rows], plan.logprob_counts), plan.logprob_targets
         token_ids = torch.from_numpy(targets.astype(np.int64)).to(self.builder.device)
         num_top = self.sampler.num_prompt_logprobs(slots)

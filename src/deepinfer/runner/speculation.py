@@ -14,11 +14,12 @@ from torch import Tensor
 from deepinfer.config.engine import DraftAcceptance
 from deepinfer.messages import Bool, DraftCounts, Int32, SlotSetup, StepPlan
 from deepinfer.ops.batch import TokenBatch
+from deepinfer.ops.values import DrawKeys
 from deepinfer.runner.batch import BatchBuilder
 from deepinfer.runner.lines import Lines
 from deepinfer.sampling.before import Before
 from deepinfer.sampling.rejection import DRAFT_NOISE, Proposed
-from deepinfer.sampling.sampler import Sampler
+from deepinfer.sampling.sampler import PlainDraws, Sampler
 from deepinfer.speculate.calibration import Signs
 from deepinfer.speculate.policy import DraftPolicy
 from deepinfer.speculate.progress import SlotProgress
@@ -35,6 +36,14 @@ class DraftHead(Protocol):
 
     def next(self, logits: Tensor, x: Tensor, previous: Tensor) -> tuple[Tensor, Tensor]:
         """Logits [n, V] and raw confidence [n] of the tokens that follow `previous` [n] int64."""
+        ...
+
+    def draft(self, tokens: Tensor, batch: TokenBatch, keys: DrawKeys | None) -> tuple[Tensor, Tensor]:
+        """`block` with all `next`: drafts [n, places] int64 drawn from the logits as they are, and for each place the
+        raw confidence and the log-probability of the likeliest token [n, 2, places].
+
+        keys: of the draws at the first place; None = the likeliest tokens.
+        """
         ...
 
 
@@ -158,14 +167,42 @@ class Speculation:
         window_starts = np.maximum(lines.decoder_starts[rows], self._main_starts[slots])
         batch = self._builder.block(slots, starts, window_starts, self.num_drafts)
         previous = self._on_device(newest[rows])
-        x, logits = self._head.block(previous, batch)
-        x, logits = x.unflatten(0, (len(rows), -1)), logits.unflatten(0, (len(rows), -1))
-        tokens = previous.new_zeros(len(rows), self.num_drafts)
         under_grammar = constraints if constraints is not None and constraints.has_any(slots) else None
-        signs = []
+        positions = (starts[:, None] + np.arange(1, self.num_drafts + 1)).astype(np.int32)
+        plain = None
+        if under_grammar is None and self._is_coupled:
+            plain = self._sampler.plain_draws(slots, positions)
+        if plain is not None:
+            tokens, signs = self._head.draft(previous, batch, self._keys(plain, starts))
+            signs = signs.transpose(0, 1)
+        else:
+            tokens, signs = self._draw(previous, batch, slots, starts, under_grammar)
+        self._builder.store(tokens.flatten(), np.repeat(slots, self.num_drafts), positions.ravel())
+        self._tokens[slots], self._num_ready[slots] = tokens.cpu().numpy(), self.num_drafts
+        self._num_useful[slots] = self._count_to_end(slots)
+        self._signs[:, slots] = signs.cpu().numpy()
+        self._counts = dataclasses.replace(self._counts, proposed=self._counts.proposed + len(rows))
+        policy.observe_drafting(len(rows), time.monotonic() - started)
+
+    def _keys(self, plain: PlainDraws, starts: Int32) -> DrawKeys | None:
+        """Keys of the draws after the tokens at `starts` [rows]."""
+        if not plain.temperature.any():
+            return None
+        device = self._builder.device
+        temperature, seeds = (torch.from_numpy(values).to(device) for values in plain)
+        return DrawKeys(temperature, seeds, self._on_device(starts + 1))
+
+    def _draw(
+        self, previous: Tensor, batch: TokenBatch, slots: Int32, starts: Int32, under_grammar: ConstrainedRows | None
+    ) -> tuple[Tensor, Tensor]:
+        """Drafts [rows, drafts] as the sampler would draw them one after the other, and their signs."""
+        num_rows = len(slots)
+        x, logits = self._head.block(previous, batch)
+        x, logits = x.unflatten(0, (num_rows, -1)), logits.unflatten(0, (num_rows, -1))
+        tokens, signs = previous.new_zeros(num_rows, self.num_drafts), []
         for place in range(self.num_drafts):
             row, confidence = self._head.next(logits[:, place], x[:, place], previous)
-            before = Before(tokens, np.full(len(rows), place, dtype=np.int32)) if place else None
+            before = Before(tokens, np.full(num_rows, place, dtype=np.int32)) if place else None
             masks = None
             if under_grammar is not None:  # the matcher needs to know the drafts, so this waits for the device
                 masks = under_grammar.draft_masks(slots, tokens[:, :place].cpu().numpy())
@@ -174,12 +211,7 @@ class Speculation:
             self._keep_logits(slots, place, drafted.logits)
             previous = tokens[:, place] = drafted.token_ids
             signs.append(torch.stack([confidence, drafted.logprobs]))
-            self._builder.store(previous, slots, starts + place + 1)
-        self._tokens[slots], self._num_ready[slots] = tokens.cpu().numpy(), self.num_drafts
-        self._num_useful[slots] = self._count_to_end(slots)
-        self._signs[:, slots] = torch.stack(signs, dim=-1).cpu().numpy()
-        self._counts = dataclasses.replace(self._counts, proposed=self._counts.proposed + len(rows))
-        policy.observe_drafting(len(rows), time.monotonic() - started)
+        return tokens, torch.stack(signs, dim=-1)
 
     def _count_to_end(self, slots: Int32) -> Int32:
         """Drafts [rows] up to and with the first that ends its answer; all of them where none does."""

@@ -17,13 +17,14 @@ import torch
 from deepinfer import env, log
 from deepinfer.__about__ import __version__
 from deepinfer.messages import Int32, StepPlan
+from deepinfer.runner.graph_cache import RIPE
 from deepinfer.runner.lines import Lines
 from deepinfer.runner.runner import Runner
 from deepinfer.runner.speculation import DraftHead
 from deepinfer.speculate.costs import StepCosts
 
 logger = log.get(__name__)
-REPEATS = 3
+REPEATS = 3  # of what is timed; before them, the times that a shape takes to become a graph
 POSITION = 256  # where the measured tokens stand: their windows are full, and they select among entries
 LEAST_COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)  # times bend, and a far count says little of a near one
 
@@ -41,9 +42,10 @@ def step_costs(
     times = _read(file, len(token_counts), len(row_counts))
     if times is None:
         started = time.monotonic()
+        num_runs = REPEATS + (0 if runner.graphs is None else RIPE)
         times = (
-            [_best(partial(_step, runner, num_slots, count)) for count in token_counts],
-            [_best(partial(_draft, runner, head, count, num_drafts)) for count in row_counts],
+            [_best(partial(_step, runner, num_slots, count), num_runs) for count in token_counts],
+            [_best(partial(_draft, runner, head, count, num_drafts), num_runs) for count in row_counts],
         )
         logger.info(
             "measured the times of steps of up to %d tokens in %.1f s", token_counts[-1], time.monotonic() - started
@@ -59,10 +61,10 @@ def _counts(most: int) -> list[int]:
     return [count for count in LEAST_COUNTS if 2 * count <= most] + [most]
 
 
-def _best(run: Callable[[], None]) -> float:
+def _best(run: Callable[[], None], num_runs: int) -> float:
     """Seconds of the fastest of some runs: what holds one up is not the step."""
     seconds = []
-    for _ in range(REPEATS):
+    for _ in range(num_runs):
         started = time.perf_counter()
         run()
         seconds.append(time.perf_counter() - started)
@@ -77,20 +79,15 @@ def _step(runner: Runner, num_slots: int, num_tokens: int) -> None:
     yes, no = np.ones(num_rows, dtype=np.bool_), np.zeros(num_rows, dtype=np.bool_)
     plan = StepPlan(0, zeros, zeros + POSITION, counts, zeros, no, yes, no, nothing, nothing, nothing, nothing)
     lines = Lines.of(plan)
-    _, logits = runner.compute(plan, lines, feeds_draft=True)
-    runner.sampler.sample(logits, lines.line_slots, lines.line_positions).token_ids.cpu()
+    _, logits, best = runner.compute(plan, lines, feeds_draft=True)
+    runner.sampler.sample(logits, lines.line_slots, lines.line_positions, best=best).token_ids.cpu()
 
 
 def _draft(runner: Runner, head: DraftHead, num_rows: int, num_drafts: int) -> None:
     zeros = np.zeros(num_rows, dtype=np.int32)
     batch = runner.builder.block(zeros, zeros + POSITION, zeros, num_drafts)
     previous = torch.zeros(num_rows, dtype=torch.int64, device=runner.builder.device)
-    x, logits = head.block(previous, batch)
-    x, logits = x.unflatten(0, (num_rows, -1)), logits.unflatten(0, (num_rows, -1))
-    for place in range(num_drafts):
-        row, _ = head.next(logits[:, place], x[:, place], previous)
-        previous = runner.sampler.propose(row, zeros, zeros + POSITION, None).token_ids
-    previous.cpu()
+    head.draft(previous, batch, None)[0].cpu()
 
 
 def _file(key: str) -> Path:

@@ -56,6 +56,9 @@ class BadWords(Stage):
         line[WIDTH - len(answer) :] = answer.to(line.device)
         self._words[setup.slot] = _as_tensors(setup.bad_word_ids, line.device)
 
+    def remembers(self, slots: NDArray[np.int32]) -> bool:
+        return self._newest.holders(slots).size > 0
+
     def observe(self, slots: NDArray[np.int32], token_ids: Tensor) -> None:
         """Each of these slots that has bad words gets its token as the newest one."""
         users = self._newest.holders(slots)

@@ -23,6 +23,11 @@ class Golden:
         if setup.params.golden_token_ids is not None:
             self._tokens[setup.slot] = np.array(setup.params.golden_token_ids, dtype=np.int64)
 
+    @property
+    def has_any(self) -> bool:
+        """Whether any slot has such an answer."""
+        return bool(self._tokens)
+
     def force(self, token_ids: Tensor, params: RowParams) -> Tensor:
         """Tokens [rows] int64: the given one where the row's answer has one at its place."""
         if not self._tokens:

@@ -57,6 +57,9 @@ class Penalties(Stage):
         answer = known[setup.num_prompt :]
         counts.scatter_add_(0, answer, torch.ones_like(answer, dtype=torch.int32))
 
+    def remembers(self, slots: NDArray[np.int32]) -> bool:
+        return self._counts.holders(slots).size > 0
+
     def observe(self, slots: NDArray[np.int32], token_ids: Tensor) -> None:
         """Count one more token for each of these slots that has a penalty."""
         users = self._counts.holders(slots)

@@ -43,6 +43,13 @@ class Drafted(NamedTuple):
     logprobs: Tensor  # [rows] float32, of the likeliest token among these
 
 
+class PlainDraws(NamedTuple):
+    """Of some rows, on the host; a row of temperature 0 takes the likeliest token."""
+
+    temperature: NDArray[np.float32]  # [rows]
+    seeds: NDArray[np.int64]  # [rows]
+
+
 def make_changes(num_slots: int, vocab_size: int, eos_ids: Sequence[int], device: torch.device) -> tuple[Stage, ...]:
     """The stages before the filters, in their order: what is excluded or biased first, then the penalties."""
     return (
@@ -61,7 +68,7 @@ class Sampler:
     """
 
     def __init__(self, ops: Ops, num_slots: int, vocab_size: int, eos_ids: Sequence[int], device: torch.device) -> None:
-        self._ops = ops
+        self._ops, self._vocab_size, self._device = ops, vocab_size, device
         self._changes = make_changes(num_slots, vocab_size, eos_ids, device)
         self._slots = SlotParams(num_slots)
         self._golden = Golden()
@@ -81,6 +88,7 @@ class Sampler:
         masks: RowMasks | None = None,
         before: Before | None = None,
         proposed: Proposed | None = None,
+        best: tuple[Tensor, Tensor] | None = None,
     ) -> Sampled:
         """Choose one token per row.
 
@@ -89,9 +97,10 @@ class Sampler:
         masks: what the rows under a grammar may take; None = there are none.
         before: drafts before each row; None = no row has any. proposed: drafts that rows keep by rejection
             instead of by equality with their own draw; None = there are none.
+        best: what `best_tokens` gives for these logits, if it is known.
         """
         params = self._slots.rows(slots, positions, logits.shape[1], before)
-        token_ids, is_finite = self._ops.best_tokens(logits)
+        token_ids, is_finite = best or self._ops.best_tokens(logits)
         has_choice, processed = None, _run(self._changes, logits, params)
         if masks is not None:
             processed = exclude_masked(processed, masks)
@@ -133,6 +142,18 @@ class Sampler:
         else:
             token_ids, _ = self._ops.best_tokens(processed)
         return Drafted(self._golden.force(token_ids, params), processed, self._ops.best_logprobs(processed))
+
+    def plain_draws(self, slots: NDArray[np.int32], positions: NDArray[np.int32]) -> PlainDraws | None:
+        """How rows [n] draw if all do so from logits as they are, at each of their positions [n, any]; None if not."""
+        params = self._slots.rows(np.repeat(slots, positions.shape[1]), positions.ravel(), self._vocab_size)
+        stages = (*self._changes, *FILTERS)
+        if self._golden.has_any or any(stage.prepare(params, self._device) is not None for stage in stages):
+            return None
+        return PlainDraws(*(self._slots.column(name)[slots] for name in ("temperature", "seed")))
+
+    def remembers(self, slots: NDArray[np.int32]) -> bool:
+        """Whether `observe` does anything for any of these slots."""
+        return any(stage.remembers(slots) for stage in self._changes)
 
     def observe(self, slots: NDArray[np.int32], token_ids: Tensor) -> None:
         """The answers in these slots [n], all different, go on with these tokens [n] int64."""

@@ -25,7 +25,6 @@ from deepinfer.sampling.slot_params import RowParams
 from deepinfer.sampling.ties import keep_largest
 
 EXCLUDED = float("-inf")
-SUM_PART = 16384  # below what torch cuts
 FIRST_LOOK = 256  # top-p rarely needs more tokens than this, and a few are found much faster than a sort
 
 
@@ -38,6 +37,10 @@ class Stage:
 
     def set_slot(self, setup: SlotSetup) -> None:
         """The slot has a new occupant, whose known tokens are in the setup."""
+
+    def remembers(self, slots: NDArray[np.int32]) -> bool:
+        """Whether tokens of any of these slots matter to `observe`."""
+        return False
 
     def observe(self, slots: NDArray[np.int32], token_ids: Tensor) -> None:
         """The answers in these slots [n], all different, go on with these tokens [n] int64."""
@@ -103,33 +106,37 @@ class TopP(Stage):
     def apply(self, logits: Tensor, prepared: Limits) -> Tensor:
         chosen = logits[prepared.rows]
         best = chosen.amax(-1, keepdim=True)
-        weights = ((chosen - best) / prepared.temperature[:, None]).exp()
-        goal = prepared.values * row_sums(weights)
+        unit = unit_of(chosen.shape[1])
+        goal = prepared.values * parts_of(chosen, best, prepared.temperature, unit).sum(-1).double()
         ordered = chosen.topk(min(FIRST_LOOK, chosen.shape[1]), dim=-1).values
-        last, count, is_reached = _reach(ordered, prepared.temperature, goal)
+        last, count, is_reached = _reach(ordered, prepared.temperature, goal, unit)
         flat = (~is_reached).nonzero()[:, 0]  # rows whose tokens have to be sorted to the end
         if len(flat):
             ordered = chosen[flat].sort(dim=-1, descending=True).values
-            last[flat], count[flat], _ = _reach(ordered, prepared.temperature[flat], goal[flat])
+            last[flat], count[flat], _ = _reach(ordered, prepared.temperature[flat], goal[flat], unit)
         return _exclude(logits, prepared.rows, chosen, keep_largest(chosen, last, count))
 
 
-def row_sums(weights: Tensor) -> Tensor:
-    """Sum of each row [rows, n]: [rows] float64, the same bits whatever the number of rows.
+def unit_of(num_ids: int) -> float:
+    """So many parts has 1 that a sum of this many weights, each at most 1, fits 63 bits."""
+    return 2.0 ** (62 - num_ids.bit_length())
 
-    In parts, since torch on a CPU cuts the sum of a single row for its threads if it is long.
+
+def parts_of(logits: Tensor, best: Tensor, temperature: Tensor, unit: float) -> Tensor:
+    """exp((logit - best) / temperature) in whole parts of 1 / unit: [rows, n] int64.
+
+    Sums of them are exact, so they have the same bits in any order: torch's depends on the number of rows.
     """
-    parts = [part.sum(-1, dtype=torch.float64) for part in weights.split(SUM_PART, dim=-1)]
-    return torch.stack(parts, dim=-1).sum(-1)
+    return ((logits - best) / temperature[:, None]).exp().double().mul_(unit).long()
 
 
-def _reach(ordered: Tensor, temperature: Tensor, goal: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """How many of the best tokens it takes for a sum of exp(logit - best) of `goal` or more.
+def _reach(ordered: Tensor, temperature: Tensor, goal: Tensor, unit: float) -> tuple[Tensor, Tensor, Tensor]:
+    """How many of the best tokens it takes for a sum of weights of `goal` or more.
 
     ordered: [rows, n] logits, best first. goal: [rows] float64.
     Returns the last token's logit, the number of tokens, and whether these n were enough.
     """
-    weights = ((ordered - ordered[:, :1]) / temperature[:, None]).exp().double()
+    weights = parts_of(ordered, ordered[:, :1], temperature, unit)
     sums = weights.cumsum(-1)
     count = (sums - weights < goal[:, None]).sum(-1).clamp(min=1)
     return ordered.gather(1, count[:, None] - 1)[:, 0], count, sums[:, -1] >= goal

@@ -12,6 +12,7 @@ from deepinfer.model.v41.weights import ModelWeights
 from deepinfer.ops.batch import TokenBatch
 from deepinfer.ops.layers import BoundLayer, LayerInputs, LayerState
 from deepinfer.ops.table import Ops, Prepared
+from deepinfer.ops.values import DrawKeys
 
 
 class Draft:
@@ -64,3 +65,22 @@ class BoundDraft:
     def next(self, logits: Tensor, x: Tensor, previous: Tensor) -> tuple[Tensor, Tensor]:
         """Logits [n, V] and raw confidence [n] of the tokens that follow `previous` [n] int64."""
         return self._ops.draft_next(logits, x, previous, self._draft.head)
+
+    def draft(self, tokens: Tensor, batch: TokenBatch, keys: DrawKeys | None) -> tuple[Tensor, Tensor]:
+        """The drafts [n, places] int64 of such a pass, drawn from the logits as they are, and for each place the raw
+        confidence and the log-probability of the likeliest token [n, 2, places] float32.
+
+        keys: of the draws at the first place; None = the likeliest tokens.
+        """
+        ops = self._ops
+        x, logits = (value.unflatten(0, (len(tokens), -1)) for value in self.block(tokens, batch))
+        drafts, signs = [], []
+        for place in range(logits.shape[1]):
+            row, confidence = self.next(logits[:, place], x[:, place], tokens)
+            if keys is None:
+                tokens, _ = ops.best_tokens(row)
+            else:
+                tokens = ops.draw(row, keys.temperature, keys.seeds, keys.positions + place)
+            drafts.append(tokens)
+            signs.append(torch.stack([confidence, ops.best_logprobs(row)], dim=1))
+        return torch.stack(drafts, dim=1), torch.stack(signs, dim=2)

@@ -128,7 +128,8 @@ def experts_kernel(
         for start in range(0, PADDED, STEP):
             right = tl.load(x_at, mask=column[:, None] < WIDTH - start, other=0.0) if WIDTH < PADDED else tl.load(x_at)
             left = widened(codes_at, shifts_at, is_row, ROW_TILE, STEP)
-            total = multiply(left, right, total, STEP)
+            # Added here: with its left operand in registers the product would stay in the narrow accumulator.
+            total += multiply(left, right, tl.zeros([ROW_TILE, TOKEN_TILE], tl.float32), STEP)
             codes_at += STEP // 2
             shifts_at += STEP // 32
             x_at += STEP

@@ -1,7 +1,7 @@
 """The Hopper set of ops, ready for `ops.table.build` over the reference.
 
 Activations are bf16 between ops, with the roundings of the released reference; caches hold the
-same bytes as on a CPU. N-gram hashes, token reads and the draw stay the reference's.
+same bytes as on a CPU. N-gram hashes and token reads stay the reference's.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from deepinfer.backends.cuda.hopper import (
     indexer,
     moe,
     projections,
+    sample,
     tokens,
 )
 
@@ -54,6 +55,7 @@ FUNCTIONS: tuple[Callable[..., Any], ...] = (
     draft.draft_head,
     draft.draft_next,
     tokens.store_tokens,
+    sample.draw,
 )
 
 

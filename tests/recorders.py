@@ -1,0 +1,28 @@
+"""A recorder without a device: a graph is the call itself, and what it did is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+
+class FakeRecorder:
+    """bytes_each: what each graph takes of the shared memory, in the order of their recording; the last one repeats."""
+
+    def __init__(self, *bytes_each: int) -> None:
+        self._bytes_each = bytes_each or (0,)
+        self.num_bytes = self.num_recorded = self.num_resets = self.num_replays = 0
+
+    def record(self, call: Callable[[], None]) -> Callable[[], None]:
+        self.num_bytes += self._bytes_each[min(self.num_recorded, len(self._bytes_each) - 1)]
+        self.num_recorded += 1
+        call()
+
+        def replay() -> None:
+            self.num_replays += 1
+            call()
+
+        return replay
+
+    def reset(self) -> None:
+        self.num_bytes = 0
+        self.num_resets += 1

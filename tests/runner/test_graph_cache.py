@@ -1,0 +1,82 @@
+"""Which shapes are recorded, which are replayed and which are dropped."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+import numpy as np
+import pytest
+
+from deepinfer.runner.graph_cache import MAX_GRAPHS, RIPE, GraphCache
+from recorders import FakeRecorder
+
+
+class Steps:
+    """A cache and what it did with the shapes it saw: e(ager), c(aptured and replayed) or r(eplayed)."""
+
+    def __init__(self, *bytes_each: int, max_bytes: int = 100, max_graphs: int = MAX_GRAPHS) -> None:
+        self.recorder = FakeRecorder(*bytes_each)
+        self.cache = GraphCache(self.recorder, max_bytes, max_graphs)
+
+    def run(self, *shapes: Hashable) -> str:
+        done = ""
+        for shape in shapes:
+            recorded = self.recorder.num_recorded
+            found = self.cache.find(shape, lambda shape=shape: (shape, self.recorder.record(lambda: None)))
+            assert found is None or found[0] == shape
+            done += "e" if found is None else "r" if recorded == self.recorder.num_recorded else "c"
+        return done
+
+
+def test_a_shape_is_recorded_when_it_comes_for_the_fourth_time() -> None:
+    assert RIPE == 4 and Steps().run(*"aaaaaaa") == "eeecrrr"
+
+
+def test_shapes_are_counted_apart_and_need_not_come_in_a_row() -> None:
+    assert Steps().run(*"ababaabbab") == "eeeeececrr"
+
+
+def test_a_load_of_many_shapes_records_nothing() -> None:
+    steps = Steps()
+    assert steps.run(*range(1000)) == "e" * 1000 and steps.recorder.num_recorded == 0
+
+
+def test_what_was_used_longest_ago_is_dropped_and_counts_from_zero_again() -> None:
+    steps = Steps(max_graphs=2)
+    assert steps.run(*"aaaabbbb") == "eeeceeec"
+    assert steps.run(*"a") == "r"
+    assert steps.run(*"cccc") == "eeec"  # and b goes
+    assert steps.run(*"acbbb") == "rreee"
+    assert steps.run(*"b") == "c" and len(steps.cache) == 2  # and a goes
+    assert steps.run(*"cab") == "rer"
+
+
+def test_recording_stays_a_share_of_a_load_with_more_shapes_than_graphs() -> None:
+    steps = Steps(max_graphs=3)
+    done = steps.run(*(list(range(4)) * 50))
+    assert done.startswith("eeeeeeeeeeeecccc" + "errrerrrerrrc" * 2) and done.count("c") < 20 and done.count("r") > 100
+
+
+def test_all_are_dropped_when_they_hold_too_much_together() -> None:
+    steps = Steps(40, max_bytes=100)
+    assert steps.run(*"aaaabbbb") == "eeeceeec" and steps.recorder.num_bytes == 80
+    assert steps.run(*"cccc") == "eeee" and steps.recorder.num_resets == 1
+    assert len(steps.cache) == 0 and steps.recorder.num_bytes == 0
+    assert steps.run(*"ccccbbbbaaa") == "eeeceeeceee"
+
+
+def test_a_shape_that_is_too_large_alone_is_recorded_once() -> None:
+    steps = Steps(101, 10, max_bytes=100)
+    assert steps.run(*"aaaa") == "eeee" and steps.recorder.num_recorded == 1
+    assert steps.run(*"aaaaaaaabbbb") == "eeeeeeeeeeec" and steps.recorder.num_recorded == 2
+    assert steps.run(*"ba") == "re"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_bounds_hold_after_every_step_of_a_random_load(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    steps = Steps(*draw.integers(0, 30, 500).tolist(), max_bytes=100, max_graphs=5)
+    for shape in draw.geometric(0.15, 2000).tolist():
+        steps.run(shape)
+        assert len(steps.cache) <= 5 and steps.recorder.num_bytes <= 100
+    assert steps.recorder.num_recorded <= 2000 // RIPE and steps.recorder.num_resets > 0
