@@ -183,7 +183,7 @@ def expert_tiles(num_pairs: int, num_experts: int) -> dict[str, int]:
     mean = num_pairs // num_experts
     if mean <= 16:
         return {"TOKEN_TILE": 16, "ROW_TILE": 64, "num_warps": 4, "num_stages": 5}
-    if mean >= 768:
-        return {"TOKEN_TILE": 128, "ROW_TILE": 256, "num_warps": 8, "num_stages": 3}
-    token_tile = 32 if mean <= 48 else 64 if mean <= 96 else 128
-    return {"TOKEN_TILE": token_tile, "ROW_TILE": 128, "num_warps": 8, "num_stages": 4}
+    if mean > WIDE_PAIRS:
+        return {"TOKEN_TILE": 128, "ROW_TILE": 128, "num_warps": 8, "num_stages": 4}
+    token_tile, num_stages = (32, 5) if mean <= 48 else (64, 4)
+    return {"TOKEN_TILE": token_tile, "ROW_TILE": 128, "num_warps": 4, "num_stages": num_stages}

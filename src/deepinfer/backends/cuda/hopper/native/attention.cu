@@ -52,10 +52,10 @@ __device__ inline void value_product(float *d, u64 a, u64 b) {
         : "l"(a), "l"(b));
 }
 
-// Barriers of a buffer: half of the columns of its keys are there; shares are there; both were used.
-__device__ inline u32 widened(u32 shared, u32 buffer, u32 half) { return shared + BARRIERS_AT + 16 * buffer + 8 * half; }
-__device__ inline u32 shared_out(u32 shared, u32 buffer) { return shared + BARRIERS_AT + 32 + 8 * buffer; }
-__device__ inline u32 used(u32 shared, u32 buffer) { return shared + BARRIERS_AT + 48 + 8 * buffer; }
+// Barriers of a buffer: its keys are there; their shares are there; both were used.
+__device__ inline u32 widened(u32 shared, u32 buffer) { return shared + BARRIERS_AT + 8 * buffer; }
+__device__ inline u32 shared_out(u32 shared, u32 buffer) { return shared + BARRIERS_AT + 16 + 8 * buffer; }
+__device__ inline u32 used(u32 shared, u32 buffer) { return shared + BARRIERS_AT + 32 + 8 * buffer; }
 
 // ---- bits
 
@@ -221,9 +221,9 @@ __device__ inline void widen(const Arguments &a, u32 shared, int thread) {
         if (tile >= 2) wait(used(shared, tile & 1), (tile / 2 - 1) & 1);
         return shared + KEYS_AT + (tile & 1) * TILE;
     };
-    const auto end = [&](int tile, int half) {
+    const auto end = [&](int tile) {
         publish();
-        warp_arrive(widened(shared, tile & 1, half));
+        warp_arrive(widened(shared, tile & 1));
     };
 #pragma unroll 1
     for (int tile = 0; tile < window_tiles; ++tile) {
@@ -240,40 +240,34 @@ __device__ inline void widen(const Arguments &a, u32 shared, int thread) {
                 store(at, widened_codes(part.codes.a, part.codes.b, factor));
                 store(at ^ 16, widened_codes(part.codes.c, part.codes.d, factor));
             }
-            if (i % 4 == 3) end(tile, i / 4);
         }
+        end(tile);
     }
     if (window_tiles == num_tiles) return;
     asm volatile("bar.sync 2, 384;" ::: "memory");
     const u32 own = quarter / 2 * PANEL + row * 128 + u32((quarter % 2 * 4) ^ (row % 8)) * 16;
-    Packed parts[2][4];  // a tile ahead
+    Packed parts[8], ahead[8];  // of this tile, and of the next, which are on their way while this one is widened
     const auto look_ahead = [&](int tile) {
 #pragma unroll
-        for (int second = 0; second < 2; ++second) {
-            const u8 *from = place(tile, second);
-#pragma unroll
-            for (int i = 0; i < 4; ++i) parts[second][i] = packed(from, 4 * i + quarter);
-        }
+        for (int i = 0; i < 8; ++i) ahead[i] = packed(place(tile, i % 2), i / 2 * 4 + quarter);
     };
     look_ahead(window_tiles);
 #pragma unroll 1
     for (int tile = window_tiles; tile < num_tiles; ++tile) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) parts[i] = ahead[i];
+        look_ahead(min(tile + 1, num_tiles - 1));
         const u32 keys = begin(tile) + own;
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-#pragma unroll
-            for (int second = 0; second < 2; ++second) {
-                const Packed &part = parts[second][i];
-                const u32 factors = factors_of(part.scales), at = keys + second * 1024 + 2 * i * PANEL;
-                const u32 first = halves(factors, factors), last = high_halves(factors, factors);
-                store(at, widened_word(part.codes.a, first));
-                store(at ^ 16, widened_word(part.codes.b, first));
-                store(at ^ 32, widened_word(part.codes.c, last));
-                store(at ^ 48, widened_word(part.codes.d, last));
-            }
-            if (i % 2) end(tile, i / 2);
+        for (int i = 0; i < 8; ++i) {
+            const u32 factors = factors_of(parts[i].scales), at = keys + i % 2 * 1024 + i / 2 * 2 * PANEL;
+            const u32 first = halves(factors, factors), last = high_halves(factors, factors);
+            store(at, widened_word(parts[i].codes.a, first));
+            store(at ^ 16, widened_word(parts[i].codes.b, first));
+            store(at ^ 32, widened_word(parts[i].codes.c, last));
+            store(at ^ 48, widened_word(parts[i].codes.d, last));
         }
-        if (tile + 1 < num_tiles) look_ahead(tile + 1);
+        end(tile);
     }
 }
 
@@ -284,13 +278,11 @@ __device__ inline void share(const Arguments &a, u32 shared, int thread) {
     float peak[2] = {-1e30f, -1e30f}, total[2] = {0.0f, 0.0f};
     for (int tile = 0; tile < num_tiles; ++tile) {
         const u32 buffer = tile & 1, keys = shared + KEYS_AT + buffer * TILE;
+        wait(widened(shared, buffer), tile / 2 & 1);
         float score[32];
+        products_begin();
 #pragma unroll
         for (int step = 0; step < DIM / 16; ++step) {
-            if (step % (DIM / 32) == 0) {
-                wait(widened(shared, buffer, step / (DIM / 32)), tile / 2 & 1);
-                products_begin();
-            }
             u32 at = step / 4 * PANEL + step % 4 * 32;
             score_product(score, matrix(shared + QUERY_AT + at, 16), matrix(keys + at, 16), step > 0);
         }
@@ -420,7 +412,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attend(const __grid_con
     const int thread = threadIdx.x, group = thread / GROUP;
     if (thread == 0) {
         for (int buffer = 0; buffer < 2; ++buffer) {
-            for (int half = 0; half < 2; ++half) init(widened(shared, buffer, half), GROUP / 32);
+            init(widened(shared, buffer), GROUP / 32);
             init(shared_out(shared, buffer), GROUP / 32);
             init(used(shared, buffer), 2 * GROUP / 32);
         }
