@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from backends.cuda import pair
+from deepinfer.backends.cuda.hopper.experts import expert_matmul, prepare_stack
+from deepinfer.backends.cuda.hopper.quant import quantise
 from deepinfer.errors import ShapeError
 from deepinfer.ops.weights import ExpertWeights, Weight
 from ops import golden
@@ -82,10 +84,28 @@ def test_widened_matrices_give_the_bits_of_packed_ones(monkeypatch):
     assert torch.equal(packed, wide)
 
 
+@pytest.mark.parametrize("num_tokens", [5, 70])  # small and larger tiles
+def test_long_sums_of_one_sign_are_not_cut_off(num_tokens):
+    """The matrix unit's own sums drop the lowest bits of every addend, and so come out short."""
+    random = torch.Generator().manual_seed(1)
+    codes = torch.randint(1, 8, (1, 64, 4096), generator=random, dtype=torch.uint8)  # positive e2m1
+    packed = (codes[..., ::2] | codes[..., 1::2] << 4).view(torch.int8)
+    weight = Weight(packed, torch.full((1, 64, 128), 127, dtype=torch.uint8).view(torch.float8_e8m0fnu))
+    x = torch.rand(num_tokens, 4096, generator=random).add(0.5).bfloat16()
+    rows = quantise(pair.narrow(x))
+    order = torch.arange(num_tokens, dtype=torch.int32, device=pair.DEVICE)
+    ends = torch.tensor([num_tokens], dtype=torch.int32, device=pair.DEVICE)
+    actual = pair.wide(expert_matmul(rows, prepare_stack(pair.placed(weight)), order, ends, 1))
+    values = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], dtype=torch.float64)[codes[0].long()]
+    inputs_ = rows.values.cpu().double() * rows.scale.cpu().double()[:, None]
+    expected = inputs_ @ values.T
+    assert abs(float((actual.double() / expected).mean()) - 1) < 3e-4  # roundings to bf16 cancel, cut bits add up
+
+
 @pair.on_device
 @pytest.mark.parametrize("num_tokens", [3, 40, 120, 400, 1300])  # as many tile sizes
 def test_a_token_has_the_same_bits_alone_and_among_many(num_tokens):
-    weights, x, share = weights_of(3, 64, 96), inputs(num_tokens, 96), torch.ones(num_tokens, 2)
+    weights, x, share = weights_of(3, 160, 384), inputs(num_tokens, 384), torch.ones(num_tokens, 2)  # several steps
     chosen = torch.tensor([[0, 2], [2, 1], [0, 1], [1, 0]], dtype=torch.int32).repeat(-(-num_tokens // 4), 1)
     chosen = chosen[:num_tokens]
     together, _ = both(weights, x, chosen, share)
