@@ -74,13 +74,13 @@ def test_groups_more_than_eleven_octaves_below_their_row_are_rounded():
 
 def test_widened_matrices_give_the_bits_of_packed_ones(monkeypatch):
     x, chosen, share = (
-        inputs(5, 96),
+        inputs(5, 384),
         torch.tensor([[0, 2], [2, 1], [0, 1], [1, 0], [2, 0]], dtype=torch.int32),
         torch.ones(5, 2),
     )
-    packed, _ = both(weights_of(3, 64, 96), x, chosen, share)
+    packed, _ = both(weights_of(3, 160, 384), x, chosen, share)  # several steps
     monkeypatch.setattr(stacks, "WIDE_PAIRS", 0)
-    wide, _ = both(weights_of(3, 64, 96), x, chosen, share)
+    wide, _ = both(weights_of(3, 160, 384), x, chosen, share)
     assert torch.equal(packed, wide)
 
 
