@@ -68,7 +68,7 @@ class Sampler:
     """
 
     def __init__(self, ops: Ops, num_slots: int, vocab_size: int, eos_ids: Sequence[int], device: torch.device) -> None:
-        self._ops, self._vocab_size, self._device = ops, vocab_size, device
+        self._ops, self._vocab_size = ops, vocab_size
         self._changes = make_changes(num_slots, vocab_size, eos_ids, device)
         self._slots = SlotParams(num_slots)
         self._golden = Golden()
@@ -146,8 +146,8 @@ class Sampler:
     def plain_draws(self, slots: NDArray[np.int32], positions: NDArray[np.int32]) -> PlainDraws | None:
         """How rows [n] draw if all do so from logits as they are, at each of their positions [n, any]; None if not."""
         params = self._slots.rows(np.repeat(slots, positions.shape[1]), positions.ravel(), self._vocab_size)
-        stages = (*self._changes, *FILTERS)
-        if self._golden.has_any or any(stage.prepare(params, self._device) is not None for stage in stages):
+        stages, host = (*self._changes, *FILTERS), torch.device("cpu")  # nothing of what is prepared is used
+        if self._golden.has_any or any(stage.prepare(params, host) is not None for stage in stages):
             return None
         return PlainDraws(*(self._slots.column(name)[slots] for name in ("temperature", "seed")))
 
