@@ -25,13 +25,14 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from deepinfer.backends.cuda import native
-from deepinfer.backends.cuda.hopper import attention
+from deepinfer.backends.cuda.hopper import attention, indexer, selection
 
 TYPES = {
     torch.float32: "fp32", torch.bfloat16: "bf16", torch.float8_e4m3fn: "fp8e4nv",
     torch.uint8: "u8", torch.int32: "i32", torch.int64: "i64",
 }  # fmt: skip
 OPTIONS = ("num_warps", "num_stages", "enable_fp_fusion")
+RESERVED = 1024  # bytes of shared memory that the system takes of each block
 
 
 class Compiler:
@@ -66,31 +67,37 @@ class Compiler:
         if key not in self.seen:
             source = ASTSource(kernel, signature, constants, attributes)
             compiled = triton.compile(source, target=self.target, options=options)
-            self.seen[key] = resources(compiled.asm["cubin"], compiled.metadata.shared)
+            [(_, used)] = resources(compiled.asm["cubin"], compiled.metadata.shared)
+            self.seen[key] = used
             tile = ", ".join(f"{name} {value}" for name, value in constants.items() if "TILE" in name or "KEYS" in name)
-            print(f"{kernel.__name__:<20}{self.seen[key]}   {tile}", flush=True)
+            print(f"{kernel.__name__:<22}{self.seen[key]}   {tile}", flush=True)
 
 
-def resources(cubin: bytes, shared: int) -> str:
-    """Registers of a thread, bytes spilled to its stack, bytes of shared memory."""
+def resources(cubin: bytes, dynamic: int) -> list[tuple[str, str]]:
+    """Each kernel's name, and registers of a thread, bytes spilled to its stack, bytes of shared memory."""
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
         report = subprocess.run([tool, "--dump-resource-usage", file.name], capture_output=True, text=True).stdout
-    found = re.search(r"REG:(\d+) STACK:(\d+)", report)
-    registers, stack = found.groups() if found else ("?", "?")
-    return f"{registers:>6}{stack:>8}{shared:>9}"
+    used = re.findall(r"Function (\w+):\s+REG:(\d+) STACK:(\d+) SHARED:(\d+)", report)
+    return [
+        (name, f"{registers:>6}{stack:>8}{int(shared) - RESERVED + dynamic:>9}")
+        for name, registers, stack, shared in used
+    ]
 
 
 def compile_native() -> None:
     """The kernels in CUDA C++."""
-    try:
-        cubin = native.compile_source(attention.WIDE_SOURCE, "sm_90a")
-    except native.BuildError as error:
-        print(f"CUDA C++ left out: {error}")
-    else:
-        print(f"{'attend (CUDA C++)':<20}{resources(cubin, attention.WIDE_SHARED_BYTES)}")
+    sources = (attention.WIDE_SOURCE, attention.WIDE_SHARED_BYTES), (indexer.NATIVE, 0), (selection.NATIVE, 0)
+    for source, dynamic in sources:
+        try:
+            cubin = native.compile_source(source, "sm_90a")
+        except native.BuildError as error:
+            print(f"CUDA C++ left out: {error}")
+            return
+        for name, used in resources(cubin, dynamic):
+            print(f"{name:<22}{used}   CUDA C++")
 
 
 def main() -> None:
@@ -103,7 +110,7 @@ def main() -> None:
     sizes.GPU, sizes.CACHE_BYTES = torch.device("cpu"), 1
     sizes.VOCAB, sizes.EXPERTS, sizes.ENGRAM_ROWS = 1024, 2, 1024  # numbers that no kernel is compiled for
     sizes.Bench.check = lambda bench, op, prepare, arguments: ""
-    print(f"sm_{args.capability}, triton {triton.__version__}\n{'kernel':<20}{'regs':>6}{'spilled':>8}{'shared':>9}")
+    print(f"sm_{args.capability}, triton {triton.__version__}\n{'kernel':<22}{'regs':>6}{'spilled':>8}{'shared':>9}")
     if args.capability == 90:
         compile_native()
     for tokens in map(int, args.tokens.split(",")):

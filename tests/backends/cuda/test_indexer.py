@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,6 +11,8 @@ import torch
 from backends.cpu.test_indexer import make_case, step
 from backends.cuda import pair
 from deepinfer.errors import ShapeError
+from deepinfer.ops.batch import TokenBatch
+from deepinfer.ops.reference import quant
 from ops import world
 
 pytest.importorskip("triton", reason="triton is not installed")
@@ -60,6 +63,53 @@ def test_parts_give_the_same_choice(monkeypatch):
     monkeypatch.setattr(indexer, "SCORE_BYTES", 4 * 147 * 4)
     _, parts = both(case[0], case, [(1, 140, 5), (2, 50, 2)])
     assert torch.equal(parts.entries, whole.entries)
+
+
+def released_case(starts: list[int], counts: list[int]):
+    """Queries, weights, pages of 128 keys and a batch of rows of the released index dimensions, and the keys."""
+    random = torch.Generator().manual_seed(5)
+    num_tokens, columns = sum(counts), 5
+    pages_used = len(starts) * columns + 1
+    table = 1 + torch.randperm(pages_used - 1, generator=random).int().view(len(starts), columns)
+    sizes = torch.exp2(torch.randint(-3, 4, (pages_used * 128, 4, 1), generator=random).float())
+    keys = (torch.randn(pages_used * 128, 4, 32, generator=random) * sizes).flatten(1)
+    packed = quant.pack_index(keys)
+    q = quant.unpack_index(quant.pack_index(torch.randn(num_tokens * 32, 128, generator=random)))
+    count, start = torch.tensor(counts), torch.tensor(starts, dtype=torch.int32)
+    owner = torch.arange(len(starts), dtype=torch.int32).repeat_interleave(count)
+    offsets = torch.cat([torch.zeros(1), count.cumsum(0)]).int()
+    positions = start[owner] + torch.arange(num_tokens) - offsets[owner]
+    batch = TokenBatch(
+        positions.int(), owner, offsets, start, torch.arange(len(starts)).int() + 1, table, torch.zeros_like(start),
+        128, int(positions.max()),
+    )  # fmt: skip
+    weights = torch.randn(num_tokens, 32, generator=random)
+    return q.view(num_tokens, -1), weights, packed.view(pages_used, 128, 68), batch, quant.unpack_index(packed)
+
+
+def test_scores_at_the_released_sizes_are_sums_of_exact_products():
+    from deepinfer.backends.cuda.hopper import indexer
+
+    q, weights, pages, batch, keys = released_case([196, 63, 0], [3, 5, 1])
+    shape = SimpleNamespace(ratio=1, num_heads=32, dim=128, candidate_size=8)
+    visible, num_tokens = batch.positions + 1, len(q)
+    blocks = torch.stack([torch.randperm(26)[:17].sort().values for _ in range(num_tokens)]).int()
+    blocks[3, 9:] = -1
+    placed = pair.placed(batch)
+    given = pair.placed(q.bfloat16()), pair.placed(weights), placed, shape, pair.placed(pages)
+    scores, peaks = indexer._scores(*given, pair.placed(visible), 2, num_tokens)
+    some = indexer._candidate_scores(*given, pair.placed(blocks[2:]), pair.placed(visible), 2)
+    for token in range(2, num_tokens):
+        seen = keys.view(-1, 128, 128)[batch.block_table[batch.rows[token]].long()].flatten(0, 1)[: visible[token]]
+        dots = seen.double() @ q[token].view(32, 128).double().T
+        expected = (dots.relu() * weights[token].double()).sum(1)
+        torch.testing.assert_close(scores[token - 2, : len(seen)].cpu().double(), expected, rtol=1e-5, atol=1e-4)
+        best = [float(part.max()) for part in scores[token - 2, : len(seen)].cpu().split(8)]
+        assert peaks[token - 2, : len(best)].tolist() == best
+        for place, block in enumerate(blocks[token].tolist()):
+            part = expected[block * 8 : block * 8 + 8] if block >= 0 else expected[:0]
+            found = some[token - 2, place * 8 : place * 8 + len(part)].cpu().double()
+            torch.testing.assert_close(found, part, rtol=1e-5, atol=1e-4)
 
 
 def test_candidates_that_hold_too_few_entries_are_refused():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import cast
 
 import torch
@@ -15,7 +16,8 @@ from deepinfer.backends.cuda.hopper.linear import linear
 from deepinfer.backends.cuda.hopper.numbers import e2m1_numbers, group_bytes, multiply, scaled_e2m1, to_bf16, ue8m0
 from deepinfer.backends.cuda.hopper.quant import Matrix, prepare_matrix
 from deepinfer.backends.cuda.hopper.rope import rotated_tail
-from deepinfer.backends.cuda.hopper.selection import best_columns
+from deepinfer.backends.cuda.hopper.selection import GROUP, best_columns, best_of_blocks, group_peaks
+from deepinfer.backends.cuda.native import Kernel, load
 from deepinfer.ops.batch import TokenBatch
 from deepinfer.ops.reference.rope import rope_frequencies
 from deepinfer.ops.reference.shapes import expect, require
@@ -26,6 +28,10 @@ TOKEN_TILE = 4  # tokens of one row that are scored together
 KEY_TILE = 64
 KEY_TILES = 16  # that one program scores
 CANDIDATE_TILE, CANDIDATE_TILES = 128, 8  # the same where entries are gathered
+NATIVE = Path(__file__).parent / "native" / "indexer.cu"
+NATIVE_HEADS, NATIVE_DIM, NATIVE_THREADS, NATIVE_TILE = 32, 128, 128, 64  # as in this source
+NATIVE_TILES, NATIVE_PROGRAMS = 64, 4 * 132  # that one program scores at most, and programs that an H200 runs at a time
+NATIVE_CANDIDATE_TILES, NATIVE_CANDIDATE_PROGRAMS = 32, 6 * 132
 SCORE_BYTES = 1 << 30  # of scores that are held at a time
 
 
@@ -72,11 +78,14 @@ def prepare_indexer(indexer: IndexerWeights) -> Indexer:
 
 @triton.jit
 def query_kernel(
-    q, positions, frequencies, HEADS: tl.constexpr, WIDTH: tl.constexpr, ROPE: tl.constexpr, PAIRS: tl.constexpr
-):
-    """One head of one token: rotate, round to e2m1 with a scale per 32, in place."""
+    q, weights, factor, positions, frequencies,
+    HEADS: tl.constexpr, WIDTH: tl.constexpr, ROPE: tl.constexpr, PAIRS: tl.constexpr,
+):  # fmt: skip
+    """One head of one token, in place: rotate, round to e2m1 with a scale per 32; multiply its weight."""
     token = tl.program_id(0).to(tl.int64)
-    at = q + (token * HEADS + tl.program_id(1)) * WIDTH
+    head = token * HEADS + tl.program_id(1)
+    tl.store(weights + head, tl.load(weights + head) * factor)
+    at = q + head * WIDTH
     column = tl.arange(0, PAIRS)[:, None] * 2 + tl.arange(0, 2)[None, :]
     value = tl.load(at + column, mask=column < WIDTH, other=0.0).to(tl.float32)
     value = rotated_tail(value, tl.load(positions + token), frequencies, WIDTH, ROPE, PAIRS)
@@ -145,52 +154,62 @@ def head_sums(keys, queries, share, TOKENS: tl.constexpr, HEAD_TILE: tl.constexp
 
 @triton.jit
 def score_kernel(
-    q, weights, pages, table, tile_rows, tile_firsts, tile_lasts, visible, scores,
-    score_stride, page_stride, num_blocks, PER_BLOCK: tl.constexpr, table_columns,
-    HEADS: tl.constexpr, WIDTH: tl.constexpr, HEAD_TILE: tl.constexpr,
+    q, weights, pages, table, tile_rows, tile_firsts, tile_lasts, visible, scores, peaks,
+    score_stride, peak_stride, page_stride, num_blocks, PER_BLOCK: tl.constexpr, table_columns, part_first, part_last,
+    HEADS: tl.constexpr, WIDTH: tl.constexpr, HEAD_TILE: tl.constexpr, GROUP: tl.constexpr,
     TOKENS: tl.constexpr, KEYS: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
-    """Some tokens of one row against some tiles of its entries; entries that none of them sees are left out."""
-    tile = tl.program_id(1)
-    first, last, row = tl.load(tile_firsts + tile), tl.load(tile_lasts + tile), tl.load(tile_rows + tile)
-    begin = tl.program_id(0) * (KEYS * TILES)
+    """Some tokens of one row against some tiles of its entries: scores, and each group's best that a token sees."""
+    tile = tl.program_id(0)
+    row = tl.load(tile_rows + tile).to(tl.int64)
+    first = tl.maximum(tl.load(tile_firsts + tile), part_first)
+    last = tl.minimum(tl.load(tile_lasts + tile), part_last)
+    begin = tl.program_id(1) * (KEYS * TILES)
     limit = 0
     if last > first:
         limit = tl.load(visible + last - 1)
     if begin < limit:
         queries, share = queries_of(q, weights, first, last, HEADS, WIDTH, TOKENS, HEAD_TILE)
         token = first + tl.arange(0, TOKENS)
+        own_limit = tl.load(visible + token, mask=token < last, other=0)[None, :]
+        line = (token - part_first).to(tl.int64)[None, :]
         for start in range(begin, tl.minimum(limit, begin + KEYS * TILES), KEYS):
             entry = start + tl.arange(0, KEYS)
-            line = table + row.to(tl.int64) * table_columns
+            line_table = table + row * table_columns
             if PER_BLOCK % KEYS == 0:
                 keys = neighbours_of(
-                    pages, line, start, limit, page_stride, num_blocks, PER_BLOCK, table_columns, WIDTH, KEYS
+                    pages, line_table, start, limit, page_stride, num_blocks, PER_BLOCK, table_columns, WIDTH, KEYS
                 )
             else:
                 keys = keys_of(
-                    pages, line, entry, entry < limit, page_stride, num_blocks, PER_BLOCK, table_columns, WIDTH, KEYS
-                )
+                    pages, line_table, entry, entry < limit, page_stride, num_blocks, PER_BLOCK, table_columns,
+                    WIDTH, KEYS,
+                )  # fmt: skip
             total = head_sums(keys, queries, share, TOKENS, HEAD_TILE)
-            at = scores + token.to(tl.int64)[None, :] * score_stride + entry[:, None]
-            tl.store(at, total, mask=(token < last)[None, :] & (entry < limit)[:, None])
+            is_seen = entry[:, None] < own_limit
+            tl.store(scores + line * score_stride + entry[:, None], total, mask=is_seen)
+            peak = tl.where(is_seen & (total > float("-inf")), total, float("-inf"))  # not a number: never chosen
+            peak = tl.reshape(peak, [KEYS // GROUP, GROUP, TOKENS])
+            group = (start // GROUP + tl.arange(0, KEYS // GROUP))[:, None]
+            tl.store(peaks + line * peak_stride + group, tl.max(peak, 1), mask=group * GROUP < own_limit)
 
 
 @triton.jit
 def candidate_kernel(
     q, weights, pages, table, token_rows, visible, candidates, scores,
-    num_candidates, score_stride, page_stride, num_blocks, per_block: tl.constexpr, table_columns,
+    score_stride, page_stride, num_blocks, per_block: tl.constexpr, table_columns, num_candidates, part_first,
     HEADS: tl.constexpr, WIDTH: tl.constexpr, HEAD_TILE: tl.constexpr,
     SIZE: tl.constexpr, KEYS: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
-    """One token against some tiles of the entries of its candidate blocks; what it does not see gets -inf."""
-    token = tl.program_id(1).to(tl.int64)
+    """One token against some tiles of the entries of its candidate blocks; what it does not see is left out."""
+    line = tl.program_id(0).to(tl.int64)
+    token = part_first + line
     row, limit = tl.load(token_rows + token), tl.load(visible + token)
     queries, share = queries_of(q, weights, token, token + 1, HEADS, WIDTH, 1, HEAD_TILE)
     for tile in range(TILES):
-        place = (tl.program_id(0) * TILES + tile) * KEYS + tl.arange(0, KEYS)
+        place = (tl.program_id(1) * TILES + tile) * KEYS + tl.arange(0, KEYS)
         is_place = place < num_candidates * SIZE
-        block = tl.load(candidates + token * num_candidates + place // SIZE, mask=is_place, other=-1)
+        block = tl.load(candidates + line * num_candidates + place // SIZE, mask=is_place, other=-1)
         entry = block * SIZE + place % SIZE
         is_seen = (block >= 0) & (entry < limit)
         keys = keys_of(
@@ -198,23 +217,7 @@ def candidate_kernel(
             num_blocks, per_block, table_columns, WIDTH, KEYS,
         )  # fmt: skip
         total = tl.reshape(head_sums(keys, queries, share, 1, HEAD_TILE), [KEYS])
-        tl.store(scores + token * score_stride + place, tl.where(is_seen, total, float("-inf")), mask=is_place)
-
-
-@triton.jit
-def block_peak_kernel(scores, visible, peaks, score_stride, peak_stride, SIZE: tl.constexpr, TILE: tl.constexpr):
-    """Best score of each block of one token; the block of its newest visible entry counts as infinity."""
-    token = tl.program_id(1).to(tl.int64)
-    limit = tl.load(visible + token)
-    block = tl.program_id(0) * TILE + tl.arange(0, TILE)
-    if tl.program_id(0) * TILE * SIZE < limit:
-        peak = tl.full([TILE], float("-inf"), tl.float32)
-        for member in tl.static_range(SIZE):
-            entry = block * SIZE + member
-            score = tl.load(scores + token * score_stride + entry, mask=entry < limit, other=float("-inf"))
-            peak = tl.maximum(peak, score)
-        peak = tl.where(block == (limit - 1) // SIZE, float("inf"), peak)
-        tl.store(peaks + token * peak_stride + block, peak, mask=block * SIZE < limit)
+        tl.store(scores + line * score_stride + place, total, mask=is_seen)
 
 
 def select(
@@ -233,7 +236,9 @@ def select(
     if candidates is not None:
         expect("candidates", candidates, (num_tokens, None), torch.int32)
     num_blocks = triton.cdiv(num_entries, indexer.candidate_size) if indexer.keeps_candidates else 0
-    visible = (batch.positions + 1) // indexer.ratio
+    visible = cast(
+        Tensor, batch.once(("visible entries", indexer.ratio), lambda: (batch.positions + 1) // indexer.ratio)
+    )
     if num_entries <= indexer.top_k and num_blocks <= indexer.candidate_blocks:
         return _everything(visible.unsqueeze(1), num_entries, num_blocks, indexer, candidates)
     q, weights = _queries(x, low_rank, batch, indexer)
@@ -245,6 +250,8 @@ def select(
         _select_part(q, weights, batch, indexer, index_pages, candidates, visible, range(first, first + step))
         for first in range(0, num_tokens, step)
     ]
+    if len(parts) == 1:
+        return parts[0]
     kept = [part.candidates for part in parts if part.candidates is not None]
     return Selection(torch.cat([part.entries for part in parts]), torch.cat(kept) if kept else None)
 
@@ -263,13 +270,14 @@ def _everything(
 
 def _queries(x: Tensor, low_rank: Tensor, batch: TokenBatch, indexer: Indexer) -> tuple[Tensor, Tensor]:
     """Rotated and e2m1-rounded index queries [T, heads * d] bf16, head weights [T, heads] float32."""
-    q, dim = linear(low_rank, indexer.wq_b), indexer.dim
+    q, weights = linear(low_rank, indexer.wq_b), linear(x, indexer.weights_proj, torch.float32)
+    heads, dim = indexer.num_heads, indexer.dim
     if len(q):
-        query_kernel[(len(q), indexer.num_heads)](
-            q, batch.positions, indexer.frequencies, indexer.num_heads, dim, 2 * len(indexer.frequencies),
-            triton.next_power_of_2(dim) // 2, num_warps=1, enable_fp_fusion=False,
+        query_kernel[(len(q), heads)](
+            q, weights, dim**-0.5 * heads**-0.5, batch.positions, indexer.frequencies, heads, dim,
+            2 * len(indexer.frequencies), triton.next_power_of_2(dim) // 2, num_warps=1, enable_fp_fusion=False,
         )  # fmt: skip
-    return q, linear(x, indexer.weights_proj, torch.float32) * (dim**-0.5 * indexer.num_heads**-0.5)
+    return q, weights
 
 
 def _select_part(
@@ -283,39 +291,87 @@ def _select_part(
     tokens: range,
 ) -> Selection:
     """The selection of some of the batch's tokens, so that their scores fit."""
-    part = slice(tokens.start, min(tokens.stop, batch.num_tokens))
-    num_entries, seen = (batch.max_position + 1) // indexer.ratio, visible[part]
-    count, size, table = min(indexer.top_k, num_entries), indexer.candidate_size, batch.block_table.contiguous()
-    paging = index_pages.stride(0), index_pages.shape[0], index_pages.shape[1], table.shape[1]
-    shape = indexer.num_heads, indexer.dim
-    heads = triton.next_power_of_2(indexer.num_heads)
+    first, last = tokens.start, min(tokens.stop, batch.num_tokens)
+    num_entries, seen, size = (batch.max_position + 1) // indexer.ratio, visible[first:last], indexer.candidate_size
+    count = min(indexer.top_k, num_entries)
     if candidates is not None and not indexer.keeps_candidates:
-        blocks = candidates[part].contiguous()
-        width = blocks.shape[1] * size
-        scores = torch.empty(len(seen), width, device=q.device)
-        candidate_kernel[(triton.cdiv(width, CANDIDATE_TILE * CANDIDATE_TILES), len(seen))](
-            q[part], weights[part], index_pages, table, batch.rows[part], seen, blocks, scores,
-            blocks.shape[1], width, *paging, *shape, max(16, heads), size, CANDIDATE_TILE, CANDIDATE_TILES, num_warps=4,
-        )  # fmt: skip
-        limits = torch.full_like(seen, width)
-        return Selection(best_columns(scores, limits, count, blocks, size), blocks)
-    rows, firsts, lasts = _row_tiles(batch)
-    scores = torch.empty(len(seen), num_entries, device=q.device)
-    score_kernel[(triton.cdiv(num_entries, KEY_TILE * KEY_TILES), len(rows))](
-        q[part], weights[part], index_pages, table, rows, (firsts - part.start).clamp(0, len(seen)),
-        (lasts - part.start).clamp(0, len(seen)), seen, scores, num_entries, *paging, *shape,
-        max(4, heads), TOKEN_TILE, KEY_TILE, KEY_TILES, num_warps=4,
-    )  # fmt: skip
-    entries = best_columns(scores, seen, count)
+        blocks = candidates[first:last].contiguous()
+        scores = _candidate_scores(q, weights, batch, indexer, index_pages, blocks, visible, first)
+        return Selection(best_of_blocks(scores, seen, count, blocks, size), blocks)
+    scores, peaks = _scores(q, weights, batch, indexer, index_pages, visible, first, last)
+    entries = best_columns(scores, seen, count, peaks=peaks)
     if not indexer.keeps_candidates:
         return Selection(entries, candidates)
-    num_blocks = triton.cdiv(num_entries, size)
-    peaks = torch.empty(len(seen), num_blocks, device=q.device)
-    block_peak_kernel[(triton.cdiv(num_blocks, 512), len(seen))](
-        scores, seen, peaks, num_entries, num_blocks, size, 512
-    )
-    limits = (seen + (size - 1)) // size
-    return Selection(entries, best_columns(peaks, limits, min(indexer.candidate_blocks, num_blocks)))
+    if size != GROUP:
+        peaks = group_peaks(scores, seen, size)
+    kept = best_columns(peaks, seen, min(indexer.candidate_blocks, peaks.shape[1]), unit=size, is_pinned=True)
+    return Selection(entries, kept)
+
+
+def _native(name: str, q: Tensor, indexer: Indexer, index_pages: Tensor, neighbours: int) -> Kernel | None:
+    """The CUDA C++ kernel for the released sizes, copying `neighbours` keys at a time; None where Triton's must do."""
+    fits = (indexer.num_heads, indexer.dim) == (NATIVE_HEADS, NATIVE_DIM) and index_pages.shape[1] % neighbours == 0
+    is_aligned = index_pages.stride(0) % 16 == 0 and index_pages.data_ptr() % 16 == 0 and q.data_ptr() % 16 == 0
+    if q.device.type != "cuda" or not fits or not is_aligned:
+        return None
+    return load(NATIVE, name, NATIVE_THREADS, 0, q.device.index or 0)
+
+
+def _scores(
+    q: Tensor,
+    weights: Tensor,
+    batch: TokenBatch,
+    indexer: Indexer,
+    index_pages: Tensor,
+    visible: Tensor,
+    first: int,
+    last: int,
+) -> tuple[Tensor, Tensor]:
+    """Scores [last - first, entries] float32 of these tokens, and the best visible one of each GROUP entries."""
+    num_entries, table = (batch.max_position + 1) // indexer.ratio, batch.block_table.contiguous()
+    scores = torch.empty(last - first, num_entries, device=q.device)
+    peaks = torch.empty(last - first, triton.cdiv(num_entries, GROUP), device=q.device)
+    rows, firsts, lasts = _row_tiles(batch)
+    given = q, weights, index_pages, table, rows, firsts, lasts, visible, scores, peaks, num_entries, peaks.shape[1]
+    paging = index_pages.stride(0), index_pages.shape[0], index_pages.shape[1], table.shape[1]
+    if kernel := _native("score_keys", q, indexer, index_pages, NATIVE_TILE):
+        num_tiles = triton.cdiv(num_entries, NATIVE_TILE)
+        tiles = min(NATIVE_TILES, triton.cdiv(num_tiles, max(1, NATIVE_PROGRAMS * TOKEN_TILE // (last - first))))
+        kernel.launch((len(rows), triton.cdiv(num_tiles, tiles), 1), (*given, *paging, first, last, tiles))
+        return scores, peaks
+    score_kernel[(len(rows), triton.cdiv(num_entries, KEY_TILE * KEY_TILES))](
+        *given, *paging, first, last, indexer.num_heads, indexer.dim, max(4, triton.next_power_of_2(indexer.num_heads)),
+        GROUP, TOKEN_TILE, KEY_TILE, KEY_TILES, num_warps=4,
+    )  # fmt: skip
+    return scores, peaks
+
+
+def _candidate_scores(
+    q: Tensor,
+    weights: Tensor,
+    batch: TokenBatch,
+    indexer: Indexer,
+    index_pages: Tensor,
+    blocks: Tensor,
+    visible: Tensor,
+    first: int,
+) -> Tensor:
+    """Scores [tokens, blocks * size] float32 of the entries of these tokens' blocks; not defined where not visible."""
+    (num_tokens, num_blocks), size, table = blocks.shape, indexer.candidate_size, batch.block_table.contiguous()
+    scores = torch.empty(num_tokens, num_blocks * size, device=q.device)
+    given = q, weights, index_pages, table, batch.rows, visible, blocks, scores, num_blocks * size
+    paging = index_pages.stride(0), index_pages.shape[0], index_pages.shape[1], table.shape[1]
+    if size == GROUP and (kernel := _native("score_candidates", q, indexer, index_pages, GROUP)):
+        num_tiles = triton.cdiv(num_blocks * size, NATIVE_TILE)
+        programs = max(1, NATIVE_CANDIDATE_PROGRAMS // num_tokens)
+        tiles = min(NATIVE_CANDIDATE_TILES, triton.cdiv(num_tiles, programs))
+        kernel.launch((num_tokens, triton.cdiv(num_tiles, tiles), 1), (*given, *paging, num_blocks, first, tiles))
+        return scores
+    candidate_kernel[(num_tokens, triton.cdiv(num_blocks * size, CANDIDATE_TILE * CANDIDATE_TILES))](
+        *given, *paging, num_blocks, first, indexer.num_heads, indexer.dim,
+        max(16, triton.next_power_of_2(indexer.num_heads)), size, CANDIDATE_TILE, CANDIDATE_TILES, num_warps=4,
+    )  # fmt: skip
+    return scores
 
 
 def _row_tiles(batch: TokenBatch) -> tuple[Tensor, Tensor, Tensor]:

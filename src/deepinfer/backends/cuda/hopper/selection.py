@@ -1,19 +1,29 @@
 """The best columns of a row of scores, ascending and exact, one program a row.
 
-A score becomes an integer that orders alike. The wanted one, of which `count` are no smaller, is
-found bit by bit by counting. A short row is counted in registers. For a long one, a sample gives a
-cut that a few more than `count` columns should reach; these are collected in one pass and counted
-in registers. Should they be too few or too many, whatever the scores, the whole row is counted.
+The `count` best of up to DIRECT columns are found in registers: a score becomes an integer that
+orders alike, and the wanted one, of which `count` are no smaller, is found bit by bit by counting.
+
+Of more columns only those of the `count` best groups are read, where a group of columns counts by
+its best and equal groups go by place. That is exact for any scores: outside these groups every
+score has `count` others before it, the bests of these groups.
 """
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-TILE = 4096
+from deepinfer.backends.cuda.native import Kernel, load
+
+GROUP = 8  # columns whose best score stands for them
+DIRECT = 16384  # columns that a program holds in registers
+PEAK_TILE = 512
+NATIVE = Path(__file__).parent / "native" / "selection.cu"
+NATIVE_THREADS, NATIVE_FEW = 512, 4096  # as in this source, which takes up to DIRECT columns and groups of GROUP
 
 
 @triton.jit
@@ -21,12 +31,7 @@ def ordered(score, is_here):
     """float32 -> uint32 that order alike, 0 where not here or -inf; -0 counts as 0."""
     bits = (score + 0.0).to(tl.int32, bitcast=True)
     key = (bits ^ ((bits >> 31) | -2147483648)).to(tl.uint32, bitcast=True)
-    return tl.where(is_here & (score > float("-inf")), key, 0)
-
-
-@triton.jit
-def keys_at(scores, column, limit):
-    return ordered(tl.load(scores + column, mask=column < limit, other=float("-inf")), column < limit)
+    return tl.where(is_here & (score > float("-inf")), key, 0).to(tl.uint32)
 
 
 @triton.jit
@@ -35,111 +40,153 @@ def count_of(condition):
 
 
 @triton.jit
-def threshold_of(key, needed):
-    """The largest number that at least `needed` of these keys reach."""
-    found, bit = tl.full([], 0, tl.uint32), tl.full([], 1 << 31, tl.uint32)
-    for _ in range(32):
-        found = tl.where(count_of(key >= (found | bit)) >= needed, found | bit, found)
+def threshold_of(key, needed, known):
+    """A number that `needed` of the keys reach, or, where equal keys forbid that, the largest that more reach.
+
+    known: keys above 0, at least `needed` >= 1. Bits in which these do not differ are not searched.
+    """
+    highest = tl.max(key)
+    differ = highest ^ tl.min(tl.where(key > 0, key, highest))
+    for shift in tl.static_range(5):
+        differ = differ | (differ >> (1 << shift))
+    found, bit = (highest | differ) ^ differ, differ ^ (differ >> 1)
+    count = known
+    while (bit > 0) & (count > needed):
+        reached = count_of(key >= (found | bit))
+        if reached >= needed:
+            found = found | bit
+            count = reached
         bit = bit >> 1
-    return found
+    return tl.maximum(found, 1)
 
 
 @triton.jit
-def row_threshold(scores, limit, needed, TILE: tl.constexpr):
-    """The same over a whole row."""
-    column = tl.arange(0, TILE)
-    found, bit = tl.full([], 0, tl.uint32), tl.full([], 1 << 31, tl.uint32)
-    for _ in range(32):
-        count = 0
-        for start in range(0, limit, TILE):
-            count += count_of(keys_at(scores, start + column, limit) >= (found | bit))
-        found = tl.where(count >= needed, found | bit, found)
-        bit = bit >> 1
-    return found
-
-
-@triton.jit
-def emit(key, column, threshold, spare, blocks, chosen, written, num_equal, BLOCK_SIZE: tl.constexpr):
-    """Write the columns above the threshold and the first `spare` that equal it; what was written and seen so far."""
-    is_equal = (key == threshold).to(tl.int32)
-    rank = num_equal + tl.cumsum(is_equal, 0) - is_equal
-    keep = (key > threshold).to(tl.int32) | (is_equal & (rank < spare).to(tl.int32))
-    if BLOCK_SIZE > 0:
-        block = tl.load(blocks + column // BLOCK_SIZE, mask=keep > 0, other=0)
-        column = block * BLOCK_SIZE + column % BLOCK_SIZE
-    tl.store(chosen + written + tl.cumsum(keep, 0) - keep, column, mask=keep > 0)
-    return written + tl.sum(keep), num_equal + tl.sum(is_equal)
-
-
-@triton.jit
-def select_kernel(
-    scores, limits, blocks, chosen, collected, score_stride, num_blocks,
-    COUNT: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr,
+def choose_kernel(
+    scores, visible, blocks, chosen, score_stride, num_columns, num_blocks, UNIT,
+    COUNT: tl.constexpr, SIZE: tl.constexpr, BY_PLACE: tl.constexpr, IS_PINNED: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """One row. BLOCK_SIZE > 0: column c stands for entry blocks[row, c // BLOCK_SIZE] * BLOCK_SIZE + c % BLOCK_SIZE."""
+    """One row. SIZE > 0: the columns of its blocks alone, whose scores lie BY_PLACE side by side or at the columns."""
     row = tl.program_id(0).to(tl.int64)
-    limit = tl.load(limits + row)
-    scores, chosen, collected = scores + row * score_stride, chosen + row * COUNT, collected + row * TILE
-    blocks += row * num_blocks
+    limit = (tl.load(visible + row) + (UNIT - 1)) // UNIT
     place = tl.arange(0, TILE)
-    written = 0
-    if limit <= TILE:
-        key = keys_at(scores, place, limit)
-        needed = tl.minimum(COUNT, count_of(key > 0))
-        if needed > 0:
-            threshold = threshold_of(key, needed)
-            spare = needed - count_of(key > threshold)
-            written, _ = emit(key, place, threshold, spare, blocks, chosen, 0, 0, BLOCK_SIZE)
+    column, is_here = place, place < num_columns
+    if SIZE > 0:
+        block = tl.load(blocks + row * num_blocks + place // SIZE, mask=place < num_blocks * SIZE, other=-1)
+        column, is_here = block * SIZE + place % SIZE, block >= 0
+    is_here &= column < limit
+    at = scores + row * score_stride
+    if BY_PLACE:
+        at += place
     else:
-        rank = tl.minimum(TILE, COUNT * 5 // 4 * TILE // limit + 32)
-        cut = threshold_of(keys_at(scores, place * (limit // TILE), limit), rank)
-        cut = tl.where(cut == 0, 1, cut).to(tl.uint32)
-        found, valid = 0, 0
-        for start in range(0, limit, TILE):
-            key = keys_at(scores, start + place, limit)
-            keep = (key >= cut).to(tl.int32)
-            at = found + tl.cumsum(keep, 0) - keep
-            tl.store(collected + at, start + place, mask=(keep > 0) & (at < TILE))
-            found += tl.sum(keep)
-            valid += count_of(key > 0)
-        needed = tl.minimum(COUNT, valid)
-        tl.debug_barrier()
-        if (needed > 0) & (found >= needed) & (found <= TILE):
-            column = tl.load(collected + place, mask=place < found, other=0)
-            key = tl.where(place < found, keys_at(scores, column, limit), 0)
-            threshold = threshold_of(key, needed)
-            spare = needed - count_of(key > threshold)
-            written, _ = emit(key, column, threshold, spare, blocks, chosen, 0, 0, BLOCK_SIZE)
-        elif needed > 0:
-            threshold = row_threshold(scores, limit, needed, TILE)
-            above = 0
-            for start in range(0, limit, TILE):
-                above += count_of(keys_at(scores, start + place, limit) > threshold)
-            num_equal = 0
-            for start in range(0, limit, TILE):
-                key = keys_at(scores, start + place, limit)
-                written, num_equal = emit(
-                    key, start + place, threshold, needed - above, blocks, chosen, written, num_equal, BLOCK_SIZE
-                )
+        at += column
+    score = tl.load(at, mask=is_here, other=float("-inf"))
+    if IS_PINNED:
+        score = tl.where(column == limit - 1, float("inf"), score)
+    key = ordered(score, is_here)
+    known = count_of(key > 0)
+    needed = tl.minimum(COUNT, known)
+    chosen += row * COUNT
+    if needed > 0:
+        threshold = threshold_of(key, needed, known)
+        is_above, is_equal = key > threshold, key == threshold
+        spare = needed - count_of(is_above)
+        both = is_above.to(tl.int32) + (is_equal.to(tl.int32) << 16)  # counted together
+        before = tl.cumsum(both, 0) - both
+        num_equal = before >> 16
+        keep = is_above | (is_equal & (num_equal < spare))
+        if SIZE > 0:  # again, for it would occupy registers all the while
+            block = tl.load(blocks + row * num_blocks + place // SIZE, mask=keep, other=-1)
+            column = block * SIZE + place % SIZE
+        tl.store(chosen + (before & 65535) + tl.minimum(num_equal, spare), column, mask=keep)
     for start in range(0, COUNT, TILE):
-        tl.store(chosen + start + place, -1 + place * 0, mask=(start + place >= written) & (start + place < COUNT))
+        tl.store(chosen + start + place, -1 + place * 0, mask=(start + place >= needed) & (start + place < COUNT))
+
+
+@triton.jit
+def peak_kernel(
+    scores, visible, peaks, score_stride, num_columns, num_peaks, UNIT, SIZE: tl.constexpr, TILE: tl.constexpr
+):
+    """The best visible score of each `SIZE` columns of one row."""
+    row = tl.program_id(0).to(tl.int64)
+    limit = tl.minimum((tl.load(visible + row) + (UNIT - 1)) // UNIT, num_columns)
+    group = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    if tl.program_id(1) * TILE * SIZE < limit:
+        peak = tl.full([TILE], float("-inf"), tl.float32)
+        for member in tl.static_range(SIZE):
+            column = group * SIZE + member
+            score = tl.load(scores + row * score_stride + column, mask=column < limit, other=float("-inf"))
+            peak = tl.where(score > peak, score, peak)  # not a number: never chosen
+        tl.store(peaks + row * num_peaks + group, peak, mask=group < num_peaks)
+
+
+def group_peaks(scores: Tensor, visible: Tensor, size: int = GROUP, unit: int = 1) -> Tensor:
+    """The best visible score of each `size` columns: [rows, ceil(n / size)] float32; `unit` as in best_columns.
+
+    What stands for groups that are not visible is not defined.
+    """
+    num_rows, width = scores.shape
+    peaks = torch.empty(num_rows, triton.cdiv(width, size), device=scores.device)
+    if peaks.numel():
+        peak_kernel[(num_rows, triton.cdiv(peaks.shape[1], PEAK_TILE))](
+            scores, visible, peaks, scores.stride(0), width, peaks.shape[1], unit, size, PEAK_TILE
+        )
+    return peaks
 
 
 def best_columns(
-    scores: Tensor, limits: Tensor, count: int, blocks: Tensor | None = None, block_size: int = 0
+    scores: Tensor,
+    visible: Tensor,
+    count: int,
+    *,
+    peaks: Tensor | None = None,
+    unit: int = 1,
+    is_pinned: bool = False,
 ) -> Tensor:
-    """The `count` best of the first limits[row] columns, ascending, ties to the lower, -1 behind: [rows, count] int32.
+    """The `count` best visible columns, ascending, ties to the lower, -1 behind: [rows, count] int32.
 
-    scores [rows, n] float32; -inf is never chosen. limits [rows] int32. blocks [rows, c] int32: the
-    columns are the entries of these blocks of `block_size`, and entries are given back.
+    scores [rows, n] float32; -inf is never chosen. visible [rows] int32: a row's first
+    ceil(visible / unit) columns are visible, and with is_pinned the last of them counts as infinite.
+    peaks [rows, ceil(n / GROUP)]: group_peaks(scores, visible, unit=unit), if they are known.
     """
-    num_rows = len(scores)
-    chosen = torch.empty(num_rows, count, dtype=torch.int32, device=scores.device)
-    if chosen.numel():
-        tile = min(TILE, max(256, triton.next_power_of_2(scores.shape[1])))
-        collected = torch.empty(num_rows, tile, dtype=torch.int32, device=scores.device)
-        select_kernel[(num_rows,)](
-            scores, limits, limits if blocks is None else blocks, chosen, collected, scores.stride(0),
-            0 if blocks is None else blocks.shape[1], count, block_size, tile, num_warps=8,
-        )  # fmt: skip
+    width = scores.shape[1]
+    if width <= DIRECT:
+        return _choose(scores, visible, count, width, None, 0, False, unit, is_pinned)
+    if peaks is None:
+        peaks = group_peaks(scores, visible, GROUP, unit)
+    groups = best_columns(peaks, visible, min(count, peaks.shape[1]), unit=unit * GROUP, is_pinned=is_pinned)
+    return _choose(scores, visible, count, groups.shape[1] * GROUP, groups, GROUP, False, unit, is_pinned)
+
+
+def best_of_blocks(scores: Tensor, visible: Tensor, count: int, blocks: Tensor, size: int) -> Tensor:
+    """The `count` best visible entries of a row's blocks of `size`, as best_columns gives them.
+
+    blocks [rows, c] int32, ascending, -1 behind. scores [rows, c * size] float32: those of the blocks' entries.
+    """
+    return _choose(scores, visible, count, scores.shape[1], blocks, size, True, 1, False)
+
+
+def _choose(
+    scores: Tensor, visible: Tensor, count: int, width: int, blocks: Tensor | None, size: int, by_place: bool,
+    unit: int, is_pinned: bool,
+) -> Tensor:  # fmt: skip
+    chosen = torch.empty(len(scores), count, dtype=torch.int32, device=scores.device)
+    if not chosen.numel():
+        return chosen
+    num_blocks = 0 if blocks is None else blocks.shape[1]
+    given = scores, visible, visible if blocks is None else blocks, chosen, scores.stride(0), width, num_blocks, unit
+    if kernel := _native(scores.device, width, size):
+        kernel.launch((len(scores), 1, 1), (*given, count, by_place, is_pinned))
+        return chosen
+    tile = max(256, triton.next_power_of_2(width))
+    choose_kernel[(len(scores),)](
+        *given, count, size, by_place, is_pinned, tile, num_warps=min(16, max(4, tile // 512))
+    )
     return chosen
+
+
+def _native(device: torch.device, width: int, size: int) -> Kernel | None:
+    """The CUDA C++ kernel for so many columns; None where Triton's must do."""
+    if device.type != "cuda" or width > DIRECT or size not in (0, GROUP):
+        return None
+    name = ("choose_few" if width <= NATIVE_FEW else "choose_many") + ("_of_blocks" if size else "")
+    return load(NATIVE, name, NATIVE_THREADS, 0, device.index or 0)
