@@ -1,0 +1,232 @@
+// Rows of x become tiles of bf16 numbers first. Rounded to fp8, x is exact in bf16; otherwise it is the sum of three
+// bf16 numbers, and each product is three. A sum goes from the first block of 32 columns to the last, the
+// parts of x within a block from the largest to the smallest.
+
+#include "tile_products.h"
+
+#include <algorithm>
+
+#include "decode.h"
+#include "round.h"
+#include "scratch.h"
+#include "threads.h"
+#include "tiles.h"
+#include "vector.h"
+
+namespace deepinfer {
+namespace {
+
+constexpr int64_t PARTS = 3;          // bf16 numbers that a float32 number is the sum of
+constexpr int64_t BLOCK_BYTES = 256;  // of a panel of e2m1 codes
+constexpr int64_t ROW_GRAIN = 4;      // tiles of rows that a thread makes at least
+constexpr int MAX_PANELS = 4;         // that are multiplied together
+
+struct LeftScratch;
+struct JobScratch;
+struct RightScratch;
+
+typedef int16_t VecHalf __attribute__((vector_size(LANES * 2), aligned(2), may_alias));
+
+// Rows of x as tiles: [tiles][blocks][parts] of [16 rows][32], the rows past the last zero unless there is one tile.
+struct Left {
+    const uint16_t* tiles;
+    int64_t rows, blocks, parts;
+
+    int64_t num_tiles() const { return (rows + TILE_ROWS - 1) / TILE_ROWS; }
+    int64_t tile_numbers() const { return blocks * parts * TILE_ROWS * BLOCK; }
+};
+
+Left left_of(const Matrix& matrix, int64_t rows) {
+    return {nullptr, rows, (matrix.columns + BLOCK - 1) / BLOCK, matrix.rounds ? 1 : PARTS};
+}
+
+// 32 numbers as `parts` times 32 bf16 numbers, `distance` apart, that add up to them: the upper half of a number, of what
+// is left, and what is left then.
+void split_block(const float* x, int64_t parts, int64_t distance, uint16_t* to) {
+    for (int i = 0; i < BLOCK; i += LANES) {
+        Vec left = load(x + i);
+        for (int64_t part = 0; part < parts; ++part) {
+            const VecInt upper = bits(left) & splat_int(int32_t(0xffff0000));
+            *reinterpret_cast<VecHalf*>(to + part * distance + i) = __builtin_convertvector(upper >> 16, VecHalf);
+            left = left - bits(upper);
+        }
+    }
+}
+
+// Tile `number` of the rows.
+void make_tile(const float* x, int64_t stride, int64_t columns, bool rounds, const Left& left, int64_t number,
+               uint16_t* tiles) {
+    uint16_t* tile = tiles + number * left.tile_numbers();
+    const int64_t rows = std::min<int64_t>(TILE_ROWS, left.rows - number * TILE_ROWS);
+    if (rows < TILE_ROWS && left.num_tiles() > 1) std::fill(tile, tile + left.tile_numbers(), uint16_t{0});
+    for (int64_t row = 0; row < rows; ++row) {
+        const float* from = x + (number * TILE_ROWS + row) * stride;
+        for (int64_t block = 0; block < left.blocks; ++block) {
+            float values[BLOCK];
+            const int64_t start = block * BLOCK, count = std::min<int64_t>(BLOCK, columns - start);
+            const float* ready = from + start;
+            if (rounds) round_fp8(ready, BLOCK, values), ready = values;
+            else if (count < BLOCK) {
+                std::copy_n(ready, count, values);
+                std::fill(values + count, values + BLOCK, 0.0f);
+                ready = values;
+            }
+            uint16_t* to = tile + (block * left.parts * TILE_ROWS + row) * BLOCK;
+            split_block(ready, left.parts, TILE_ROWS * BLOCK, to);
+        }
+    }
+}
+
+// A panel of e2m1 codes as tiles of bf16 numbers. Numbers in the table are 2 ** 125 times the codes' and are brought
+// to their scale by what is taken off their exponents; zero stays zero, since a difference ends there.
+void widen_panel(const uint8_t* codes, const uint8_t* exponents, int64_t blocks, uint8_t* to) {
+    alignas(64) static constexpr uint16_t numbers[32] = {
+        0, 0x7d80, 0x7e00, 0x7e40, 0x7e80, 0x7ec0, 0x7f00, 0x7f40, 0, 0xfd80, 0xfe00, 0xfe40, 0xfe80, 0xfec0, 0xff00, 0xff40,
+        0, 0x7d80, 0x7e00, 0x7e40, 0x7e80, 0x7ec0, 0x7f00, 0x7f40, 0, 0xfd80, 0xfe00, 0xfe40, 0xfe80, 0xfec0, 0xff00, 0xff40};
+    for (int64_t block = 0; block < blocks; ++block) {
+        const uint8_t* from = codes + block * BLOCK_BYTES;
+        const uint8_t* scales = exponents + block * PANEL;
+        uint8_t* tile = to + block * TILE_BYTES;
+#if defined(__AVX512BW__)
+        const __m512i table = _mm512_load_si512(numbers);
+        __m512i less = _mm512_sub_epi32(_mm512_set1_epi32(252), _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)scales)));
+        less = _mm512_or_si512(_mm512_slli_epi32(less, 7), _mm512_slli_epi32(less, 23));
+        for (int i = 0; i < 4; ++i) {
+            __m512i words = _mm512_loadu_si512(from + i * 64);
+            __builtin_prefetch(from + i * 64 + AHEAD_BYTES);
+            for (int j = 0; j < 4; ++j) {
+                const __m512i wide = _mm512_subs_epu16(_mm512_permutexvar_epi16(words, table), less);
+                _mm512_store_si512(tile + (4 * i + j) * 64, wide);
+                words = _mm512_srli_epi16(words, 4);
+            }
+        }
+#else
+        for (int pair = 0; pair < PAIRS; ++pair)
+            for (int i = 0; i < 2 * PANEL; ++i) {
+                const uint8_t* word = from + pair / 4 * 64 + 2 * i;
+                const int code = word[pair % 4 / 2] >> pair % 2 * 4 & 15, less = (252 - scales[i / 2]) << 7;
+                const uint16_t wide = static_cast<uint16_t>(std::max(numbers[code] - less, 0));
+                std::memcpy(tile + pair * 64 + 2 * i, &wide, 2);
+            }
+#endif
+    }
+}
+
+// Where a tile's sums go: `rows` rows of `columns` numbers.
+struct Target {
+    float* out;
+    int64_t stride, rows, columns;
+};
+
+template <int T>
+void put(const Target& to, bool is_exact) {
+    if (is_exact && to.columns >= PANEL) return tile_store<T>(to.out, to.stride * 4);
+    alignas(64) float all[TILE_ROWS][PANEL];
+    tile_store<T>(all, PANEL * 4);
+    for (int64_t row = 0; row < to.rows; ++row)
+        std::copy_n(all[row], std::min<int64_t>(to.columns, PANEL), to.out + row * to.stride);
+}
+
+// R tiles of rows times P panels.
+template <int R, int P>
+void multiply_tiles(const Left& left, int64_t tile, const uint8_t* const* panels, int64_t tile_rows, const Target& to) {
+    static_assert(R <= 2 && R * P <= NUM_SUM_TILES);
+    const uint16_t* rows = left.tiles + tile * left.tile_numbers();
+    each<R * P>([](auto i) { tile_zero<i>(); });
+    for (int64_t block = 0; block < left.blocks; ++block)
+        for (int64_t part = 0; part < left.parts; ++part, rows += TILE_ROWS * BLOCK) {
+            each<R>([&](auto r) { tile_load<NUM_SUM_TILES + r>(rows + r * left.tile_numbers(), 64); });
+            each<P>([&](auto p) {
+                tile_load<6 + p % 2>(panels[p] + block * TILE_BYTES, 64);
+                each<R>([&](auto r) { tile_multiply<r * P + p, NUM_SUM_TILES + r, 6 + p % 2>(); });
+            });
+        }
+    each<R>([&](auto r) {
+        const int64_t first = (tile + r) * TILE_ROWS, count = std::min<int64_t>(TILE_ROWS, left.rows - first);
+        each<P>([&](auto p) {
+            put<r * P + p>({to.out + first * to.stride + p * PANEL, to.stride, count, to.columns - p * PANEL},
+                           count == tile_rows);
+        });
+    });
+}
+
+template <int R, int P>
+void multiply_some(int64_t num_panels, const Left& left, int64_t tile, const uint8_t* const* panels, int64_t tile_rows,
+                   const Target& to) {
+    if constexpr (P > 1) {
+        if (num_panels < P) return multiply_some<R, P - 1>(num_panels, left, tile, panels, tile_rows, to);
+    }
+    multiply_tiles<R, P>(left, tile, panels, tile_rows, to);
+}
+
+// Panels first .. last - 1 with all rows.
+void multiply_panels(const Left& left, const Matrix& matrix, float* out, int64_t stride, int64_t first, int64_t last) {
+    const int64_t tiles = left.num_tiles(), tile_rows = tiles == 1 ? left.rows : TILE_ROWS;
+    const int64_t together = tiles == 1 ? MAX_PANELS : 2, wide_bytes = left.blocks * TILE_BYTES;
+    const auto* values = static_cast<const uint8_t*>(matrix.values);
+    const bool is_packed = matrix.format == TILED_E2M1;
+    uint8_t* widened = is_packed ? scratch<RightScratch, uint8_t>(together * wide_bytes) : nullptr;
+    const TileUse use(static_cast<int>(tile_rows));
+    for (int64_t panel = first; panel < last; panel += together) {
+        const int64_t count = std::min(together, last - panel);
+        const uint8_t* panels[MAX_PANELS];
+        for (int64_t p = 0; p < count; ++p) {
+            panels[p] = is_packed ? widened + p * wide_bytes : values + (panel + p) * wide_bytes;
+            if (!is_packed) continue;
+            widen_panel(values + (panel + p) * left.blocks * BLOCK_BYTES,
+                        matrix.exponents + (panel + p) * left.blocks * PANEL, left.blocks, widened + p * wide_bytes);
+        }
+        const Target to{out + panel * PANEL, stride, left.rows, matrix.rows - panel * PANEL};
+        if (tiles == 1) multiply_some<1, MAX_PANELS>(count, left, 0, panels, tile_rows, to);
+        int64_t tile = 0;
+        for (; tiles > 1 && tile + 2 <= tiles; tile += 2) multiply_some<2, 2>(count, left, tile, panels, tile_rows, to);
+        if (tiles > 1 && tile < tiles) multiply_some<1, 2>(count, left, tile, panels, tile_rows, to);
+    }
+}
+
+}  // namespace
+
+void tiled_gemm_all(const Product* products, int64_t count) {
+    struct Job {
+        int64_t product, tile;
+    };
+    Left* lefts = scratch<LeftScratch, Left>(count);
+    int64_t num_jobs = 0, size = 0;
+    for (int64_t i = 0; i < count; ++i) {
+        lefts[i] = left_of(*products[i].matrix, products[i].num_rows);
+        num_jobs += lefts[i].num_tiles(), size += lefts[i].num_tiles() * lefts[i].tile_numbers();
+    }
+    uint16_t* tiles = scratch<Job, uint16_t>(size);
+    Job* jobs = scratch<JobScratch, Job>(num_jobs);
+    for (int64_t i = 0; i < count; ++i) {
+        lefts[i].tiles = tiles;
+        tiles += lefts[i].num_tiles() * lefts[i].tile_numbers();
+        for (int64_t tile = 0; tile < lefts[i].num_tiles(); ++tile) *jobs++ = {i, tile};
+    }
+    jobs -= num_jobs;
+    parallel(num_jobs, ROW_GRAIN, [=](int64_t first, int64_t last) {
+        for (const Job* job = jobs + first; job < jobs + last; ++job) {
+            const Product& one = products[job->product];
+            make_tile(one.x, one.stride, one.matrix->columns, one.matrix->rounds && !one.is_rounded, lefts[job->product],
+                      job->tile, const_cast<uint16_t*>(lefts[job->product].tiles));
+        }
+    });
+    parallel(count && size ? num_panels(*products->matrix) : 0, 1, [=](int64_t first, int64_t last) {
+        for (int64_t i = 0; i < count; ++i)
+            if (products[i].num_rows)
+                multiply_panels(lefts[i], *products[i].matrix, products[i].out, products[i].out_stride, first, last);
+    });
+}
+
+void tiled_gemm_panels(const float* x, int64_t num_rows, int64_t stride, const Matrix& matrix, float* out,
+                       int64_t out_stride, int64_t first, int64_t last) {
+    if (!num_rows) return;
+    Left left = left_of(matrix, num_rows);
+    uint16_t* tiles = scratch<Left, uint16_t>(left.num_tiles() * left.tile_numbers());
+    for (int64_t tile = 0; tile < left.num_tiles(); ++tile)
+        make_tile(x, stride, matrix.columns, false, left, tile, tiles);
+    left.tiles = tiles;
+    multiply_panels(left, matrix, out, out_stride, first, last);
+}
+
+}  // namespace deepinfer
