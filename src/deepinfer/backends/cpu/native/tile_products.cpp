@@ -6,17 +6,16 @@
 
 #include <algorithm>
 
+#include "bf16.h"
 #include "decode.h"
 #include "round.h"
 #include "scratch.h"
 #include "threads.h"
 #include "tiles.h"
-#include "vector.h"
 
 namespace deepinfer {
 namespace {
 
-constexpr int64_t PARTS = 3;          // bf16 numbers that a float32 number is the sum of
 constexpr int64_t BLOCK_BYTES = 256;  // of a panel of e2m1 codes
 constexpr int64_t ROW_GRAIN = 4;      // tiles of rows that a thread makes at least
 constexpr int MAX_PANELS = 4;         // that are multiplied together
@@ -24,8 +23,6 @@ constexpr int MAX_PANELS = 4;         // that are multiplied together
 struct LeftScratch;
 struct JobScratch;
 struct RightScratch;
-
-typedef int16_t VecHalf __attribute__((vector_size(LANES * 2), aligned(2), may_alias));
 
 // Rows of x as tiles: [tiles][blocks][parts] of [16 rows][32], the rows past the last zero unless there is one tile.
 struct Left {
@@ -38,19 +35,6 @@ struct Left {
 
 Left left_of(const Matrix& matrix, int64_t rows) {
     return {nullptr, rows, (matrix.columns + BLOCK - 1) / BLOCK, matrix.rounds ? 1 : PARTS};
-}
-
-// 32 numbers as `parts` times 32 bf16 numbers, `distance` apart, that add up to them: the upper half of a number, of what
-// is left, and what is left then.
-void split_block(const float* x, int64_t parts, int64_t distance, uint16_t* to) {
-    for (int i = 0; i < BLOCK; i += LANES) {
-        Vec left = load(x + i);
-        for (int64_t part = 0; part < parts; ++part) {
-            const VecInt upper = bits(left) & splat_int(int32_t(0xffff0000));
-            *reinterpret_cast<VecHalf*>(to + part * distance + i) = __builtin_convertvector(upper >> 16, VecHalf);
-            left = left - bits(upper);
-        }
-    }
 }
 
 // Tile `number` of the rows.
@@ -72,7 +56,7 @@ void make_tile(const float* x, int64_t stride, int64_t columns, bool rounds, con
                 ready = values;
             }
             uint16_t* to = tile + (block * left.parts * TILE_ROWS + row) * BLOCK;
-            split_block(ready, left.parts, TILE_ROWS * BLOCK, to);
+            split_bf16(ready, BLOCK, left.parts, TILE_ROWS * BLOCK, to);
         }
     }
 }

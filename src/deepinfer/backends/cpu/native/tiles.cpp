@@ -1,8 +1,7 @@
 #include "tiles.h"
 
-#include <cmath>
-
 #include "export.h"
+#include "vector.h"
 
 namespace deepinfer {
 namespace {
@@ -13,16 +12,11 @@ bool wants_tiles = true;
 bool wants_tiles = false;
 
 // Numbers too small for a full mantissa count as zero.
-float flushed(float x) { return std::fabs(x) < 0x1p-126f ? std::copysign(0.0f, x) : x; }
+Vec flushed(Vec x) { return select(absolute(x) < 0x1p-126f, Vec{}, x); }
 
-float widened(const uint8_t* bf16) {
-    uint16_t half;
-    std::memcpy(&half, bf16, 2);
-    const uint32_t wide = static_cast<uint32_t>(half) << 16;
-    float value;
-    std::memcpy(&value, &wide, 4);
-    return flushed(value);
-}
+// The upper or the lower half of each lane.
+Vec upper_half(VecInt words) { return flushed(bits(words & splat_int(int32_t(0xffff0000)))); }
+Vec lower_half(VecInt words) { return flushed(bits(words << 16)); }
 #endif
 
 }  // namespace
@@ -30,17 +24,25 @@ float widened(const uint8_t* bf16) {
 bool uses_tiles() { return wants_tiles; }
 
 #if !defined(__AMX_BF16__)
-void multiply_tile_row(const uint8_t* left, const uint8_t* right, uint8_t* sums) {
-    float parts[2][16] = {}, totals[16];
-    for (int pair = 0; pair < PAIRS; ++pair)
-        for (int odd = 0; odd < 2; ++odd) {
-            const float factor = widened(left + pair * 4 + odd * 2);
-            for (int n = 0; n < 16; ++n)
-                parts[odd][n] = flushed(parts[odd][n] + factor * widened(right + pair * 64 + n * 4 + odd * 2));
+void multiply_plainly(const uint8_t* left, const uint8_t* right, int rows, uint8_t* sums) {
+    for (int start = 0; start < 64; start += 4 * LANES) {
+        Vec even[PAIRS], odd[PAIRS];
+        for (int pair = 0; pair < PAIRS; ++pair) {
+            const VecInt words = load_ints(right + pair * 64 + start);
+            even[pair] = lower_half(words), odd[pair] = upper_half(words);
         }
-    std::memcpy(totals, sums, 64);
-    for (int n = 0; n < 16; ++n) totals[n] = flushed(totals[n] + flushed(parts[0][n] + parts[1][n]));
-    std::memcpy(sums, totals, 64);
+        for (int row = 0; row < rows; ++row) {
+            Vec parts[2] = {};
+            for (int pair = 0; pair < PAIRS; ++pair) {
+                int32_t word;
+                std::memcpy(&word, left + row * 64 + pair * 4, 4);
+                parts[0] = flushed(parts[0] + lower_half(splat_int(word)) * even[pair]);
+                parts[1] = flushed(parts[1] + upper_half(splat_int(word)) * odd[pair]);
+            }
+            auto* to = reinterpret_cast<float*>(sums + row * 64 + start);
+            store(to, flushed(load(to) + flushed(parts[0] + parts[1])));
+        }
+    }
 }
 #endif
 

@@ -106,14 +106,12 @@ inline void tile_store(void* to, int64_t stride) {
         std::memcpy(static_cast<uint8_t*>(to) + row * stride, plain_tiles.bytes[T] + row * 64, 64);
 }
 
-// sums[16] += row of the left side times the right side: even and odd numbers apart, then together.
-void multiply_tile_row(const uint8_t* left, const uint8_t* right, uint8_t* sums);
+// sums [rows][16] += left [rows][32] times right: even and odd numbers apart, then together.
+void multiply_plainly(const uint8_t* left, const uint8_t* right, int rows, uint8_t* sums);
 
 template <int Sums, int Left, int Right>
 inline void tile_multiply() {
-    for (int row = 0; row < num_tile_rows<Sums>(); ++row)
-        multiply_tile_row(plain_tiles.bytes[Left] + row * 64, plain_tiles.bytes[Right],
-                          plain_tiles.bytes[Sums] + row * 64);
+    multiply_plainly(plain_tiles.bytes[Left], plain_tiles.bytes[Right], num_tile_rows<Sums>(), plain_tiles.bytes[Sums]);
 }
 
 #endif
