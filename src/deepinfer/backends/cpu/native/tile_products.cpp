@@ -1,13 +1,14 @@
 // Rows of x become tiles of bf16 numbers first. Rounded to fp8, x is exact in bf16; otherwise it is the sum of three
 // bf16 numbers, and each product is three. A sum goes from the first block of 32 columns to the last, the
-// parts of x within a block from the largest to the smallest.
+// parts of x within a block from the largest to the smallest. One row or two leave most of a tile empty; vectors do
+// the same sums for them in the same order (few_products.h).
 
 #include "tile_products.h"
 
 #include <algorithm>
 
 #include "bf16.h"
-#include "decode.h"
+#include "few_products.h"
 #include "round.h"
 #include "scratch.h"
 #include "threads.h"
@@ -16,7 +17,6 @@
 namespace deepinfer {
 namespace {
 
-constexpr int64_t BLOCK_BYTES = 256;  // of a panel of e2m1 codes
 constexpr int64_t ROW_GRAIN = 4;      // tiles of rows that a thread makes at least
 constexpr int MAX_PANELS = 4;         // that are multiplied together
 
@@ -24,13 +24,17 @@ struct LeftScratch;
 struct JobScratch;
 struct RightScratch;
 
-// Rows of x as tiles: [tiles][blocks][parts] of [16 rows][32], the rows past the last zero unless there is one tile.
+// Rows of x as tiles: [tiles][blocks][parts] of [16 rows][32], the rows past the last zero unless there is one tile. A
+// few rows are floats instead: [blocks][parts][rows][32].
 struct Left {
     const uint16_t* tiles;
     int64_t rows, blocks, parts;
 
+    bool is_few() const { return rows <= FEW_ROWS; }
+    const float* few() const { return reinterpret_cast<const float*>(tiles); }
+
     int64_t num_tiles() const { return (rows + TILE_ROWS - 1) / TILE_ROWS; }
-    int64_t tile_numbers() const { return blocks * parts * TILE_ROWS * BLOCK; }
+    int64_t tile_numbers() const { return blocks * parts * TILE_ROWS * BLOCK; }  // more than a few rows take
 };
 
 Left left_of(const Matrix& matrix, int64_t rows) {
@@ -55,44 +59,28 @@ void make_tile(const float* x, int64_t stride, int64_t columns, bool rounds, con
                 std::fill(values + count, values + BLOCK, 0.0f);
                 ready = values;
             }
-            uint16_t* to = tile + (block * left.parts * TILE_ROWS + row) * BLOCK;
-            split_bf16(ready, BLOCK, left.parts, TILE_ROWS * BLOCK, to);
+            if (left.is_few()) {
+                auto* to = reinterpret_cast<float*>(tiles) + (block * left.parts * rows + row) * BLOCK;
+                split_few(ready, left.parts, rows * BLOCK, to);
+            } else {
+                uint16_t* to = tile + (block * left.parts * TILE_ROWS + row) * BLOCK;
+                split_bf16(ready, BLOCK, left.parts, TILE_ROWS * BLOCK, to);
+            }
         }
     }
 }
 
-// A panel of e2m1 codes as tiles of bf16 numbers. Numbers in the table are 2 ** 125 times the codes' and are brought
-// to their scale by what is taken off their exponents; zero stays zero, since a difference ends there.
+// A panel of e2m1 codes as tiles of bf16 numbers.
 void widen_panel(const uint8_t* codes, const uint8_t* exponents, int64_t blocks, uint8_t* to) {
-    alignas(64) static constexpr uint16_t numbers[32] = {
-        0, 0x7d80, 0x7e00, 0x7e40, 0x7e80, 0x7ec0, 0x7f00, 0x7f40, 0, 0xfd80, 0xfe00, 0xfe40, 0xfe80, 0xfec0, 0xff00, 0xff40,
-        0, 0x7d80, 0x7e00, 0x7e40, 0x7e80, 0x7ec0, 0x7f00, 0x7f40, 0, 0xfd80, 0xfe00, 0xfe40, 0xfe80, 0xfec0, 0xff00, 0xff40};
-    for (int64_t block = 0; block < blocks; ++block) {
-        const uint8_t* from = codes + block * BLOCK_BYTES;
-        const uint8_t* scales = exponents + block * PANEL;
-        uint8_t* tile = to + block * TILE_BYTES;
-#if defined(__AVX512BW__)
-        const __m512i table = _mm512_load_si512(numbers);
-        __m512i less = _mm512_sub_epi32(_mm512_set1_epi32(252), _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)scales)));
-        less = _mm512_or_si512(_mm512_slli_epi32(less, 7), _mm512_slli_epi32(less, 23));
+    for (int64_t block = 0; block < blocks; ++block, to += TILE_BYTES) {
+        const TiledE2m1Block source(codes, exponents, block);
         for (int i = 0; i < 4; ++i) {
-            __m512i words = _mm512_loadu_si512(from + i * 64);
-            __builtin_prefetch(from + i * 64 + AHEAD_BYTES);
-            for (int j = 0; j < 4; ++j) {
-                const __m512i wide = _mm512_subs_epu16(_mm512_permutexvar_epi16(words, table), less);
-                _mm512_store_si512(tile + (4 * i + j) * 64, wide);
-                words = _mm512_srli_epi16(words, 4);
-            }
+            Pairs pairs[4];
+            source.get(i, pairs);
+            for (int j = 0; j < 4; ++j)
+                for (int v = 0; v < VECS; ++v)
+                    store(reinterpret_cast<float*>(to + (4 * i + j) * 64) + v * LANES, bits(pairs[j].part[v]));
         }
-#else
-        for (int pair = 0; pair < PAIRS; ++pair)
-            for (int i = 0; i < 2 * PANEL; ++i) {
-                const uint8_t* word = from + pair / 4 * 64 + 2 * i;
-                const int code = word[pair % 4 / 2] >> pair % 2 * 4 & 15, less = (252 - scales[i / 2]) << 7;
-                const uint16_t wide = static_cast<uint16_t>(std::max(numbers[code] - less, 0));
-                std::memcpy(tile + pair * 64 + 2 * i, &wide, 2);
-            }
-#endif
     }
 }
 
@@ -121,7 +109,7 @@ void multiply_tiles(const Left& left, int64_t tile, const uint8_t* const* panels
         for (int64_t part = 0; part < left.parts; ++part, rows += TILE_ROWS * BLOCK) {
             each<R>([&](auto r) { tile_load<NUM_SUM_TILES + r>(rows + r * left.tile_numbers(), 64); });
             each<P>([&](auto p) {
-                tile_load<6 + p % 2>(panels[p] + block * TILE_BYTES, 64);
+                if (P > 2 || part == 0) tile_load<6 + p % 2>(panels[p] + block * TILE_BYTES, 64);
                 each<R>([&](auto r) { tile_multiply<r * P + p, NUM_SUM_TILES + r, 6 + p % 2>(); });
             });
         }
@@ -149,6 +137,7 @@ void multiply_panels(const Left& left, const Matrix& matrix, float* out, int64_t
     const int64_t together = tiles == 1 ? MAX_PANELS : 2, wide_bytes = left.blocks * TILE_BYTES;
     const auto* values = static_cast<const uint8_t*>(matrix.values);
     const bool is_packed = matrix.format == TILED_E2M1;
+    if (left.is_few()) return few_products(left.few(), left.rows, left.parts, matrix, out, stride, first, last);
     uint8_t* widened = is_packed ? scratch<RightScratch, uint8_t>(together * wide_bytes) : nullptr;
     const TileUse use(static_cast<int>(tile_rows));
     for (int64_t panel = first; panel < last; panel += together) {
@@ -157,7 +146,7 @@ void multiply_panels(const Left& left, const Matrix& matrix, float* out, int64_t
         for (int64_t p = 0; p < count; ++p) {
             panels[p] = is_packed ? widened + p * wide_bytes : values + (panel + p) * wide_bytes;
             if (!is_packed) continue;
-            widen_panel(values + (panel + p) * left.blocks * BLOCK_BYTES,
+            widen_panel(values + (panel + p) * panel_bytes(matrix.format, matrix.columns),
                         matrix.exponents + (panel + p) * left.blocks * PANEL, left.blocks, widened + p * wide_bytes);
         }
         const Target to{out + panel * PANEL, stride, left.rows, matrix.rows - panel * PANEL};
