@@ -131,9 +131,7 @@ def _part(weight: Weight, number: int, columns: int) -> PartStruct:
     if scale is None:
         return PartStruct(value.data_ptr(), None, rows, 1)
     tile = 1 if len(scale) == rows else TILE
-    require(
-        scale.shape == (-(-rows // tile), blocks), f"scales {list(scale.shape)} do not fit {rows} x {columns}"
-    )
+    require(scale.shape == (-(-rows // tile), blocks), f"scales {list(scale.shape)} do not fit {rows} x {columns}")
     return PartStruct(value.data_ptr(), scale.data_ptr(), rows, tile)
 
 
