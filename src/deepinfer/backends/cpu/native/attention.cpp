@@ -32,6 +32,9 @@ struct Layer {
     const float *sink, *frequencies;  // [heads], [pairs]
     int64_t heads, dim, window, pairs;
     int64_t padded;  // heads in whole vectors or tiles
+    bool is_twice;   // results of a head are the sum of two, which lie half of the padded heads apart
+
+    int64_t period() const { return is_twice ? padded / 2 : padded; }
 
     float scale() const { return 1.0f / std::sqrt(static_cast<float>(dim)); }
 };
@@ -190,7 +193,12 @@ void finish(const Sums& window, const Sums& entries, const Layer& layer, int64_t
         const float peak = std::max(window.peak[head], entries.peak[head]);
         const float a = exponential(window.peak[head] - peak), b = exponential(entries.peak[head] - peak);
         const float share = 1.0f / (window.total[head] * a + entries.total[head] * b);
-        const float *from = window.result + head * dim, *other = entries.result + head * dim;
+        float *from = window.result + head * dim, *other = entries.result + head * dim;
+        if (layer.is_twice)
+            for (int64_t i = 0, second = layer.period() * dim; i < dim; i += LANES) {
+                store(from + i, load(from + i) + load(from + second + i));
+                store(other + i, load(other + i) + load(other + second + i));
+            }
         for (int64_t i = 0; i < dim; i += LANES)
             store(out + i, load(from + i) * (a * share) + load(other + i) * (b * share));
         rotate(out, dim, turn, true);
@@ -225,6 +233,10 @@ int64_t newest_key(const Step& step, int64_t row, int64_t position) {
     return int64_t{batch.row_starts[row]} + batch.row_offsets[row + 1] - batch.row_offsets[row] - 1;
 }
 
+void start(const Sums& sums, const Layer& layer, const float* sink) {
+    sums.begin(layer.padded, layer.heads, layer.period(), layer.dim, sink);
+}
+
 Sums part_of(float* memory, const Layer& layer, int64_t number) {
     return Sums(memory + number * Sums::size(layer.padded, layer.dim), layer.padded);
 }
@@ -243,9 +255,9 @@ void attend_tile(const Layer& layer, const Step& step, const Tile& tile) {
         const int64_t begin = oldest_key(layer, step, tile.row, position);
         const int64_t end = newest_key(step, tile.row, position);
         const Way way(step.q + number * layer.heads * dim, layer);
-        window.begin(layer.padded, layer.heads, dim, layer.sink);
+        start(window, layer, layer.sink);
         if (begin <= end) fold_keys(way, window, keys, begin - oldest, end - begin + 1);
-        entries.begin(layer.padded, layer.heads, dim, nullptr);
+        start(entries, layer, nullptr);
         if (step.pages)
             fold_entries(way, entries, step, tile.row, step.entries + number * step.num_entries, dim);
         finish(window, entries, layer, position, step.out + number * layer.heads * dim);
@@ -262,7 +274,7 @@ void attend_split(const Layer& layer, const Step& step, const Tile* tiles, int64
             const Tile& tile = tiles[i / 2];
             const Sums sums = part_of(memory, layer, i);
             const Way way(step.q + tile.first * layer.heads * dim, layer);
-            sums.begin(layer.padded, layer.heads, dim, i % 2 ? nullptr : layer.sink);
+            start(sums, layer, i % 2 ? nullptr : layer.sink);
             if (i % 2 == 0) {
                 const int64_t oldest = oldest_key(layer, step, tile.row, tile.position);
                 const int64_t newest = newest_key(step, tile.row, tile.position);
@@ -303,7 +315,8 @@ EXPORT void attend(const Batch* batch, const float* q, const uint8_t* window_row
                    const Cache* pages, const int32_t* entries, int64_t num_entries, const float* sink,
                    const float* frequencies, int64_t heads, int64_t dim, int64_t window, int64_t pairs, float* out) {
     const int64_t together = uses_tiles() ? TILE_HEADS : LANES;
-    const Layer layer{sink, frequencies, heads, dim, window, pairs, (heads + together - 1) / together * together};
+    const Layer layer{sink, frequencies, heads, dim, window, pairs, (heads + together - 1) / together * together,
+                      uses_tiles() && lies_twice(heads)};
     const Step step{*batch, *ring, pages, window_rows, q, entries, num_entries, out};
     if (uses_tiles()) attend_by<ByTiles>(layer, step);
     else attend_by<ByVectors>(layer, step);

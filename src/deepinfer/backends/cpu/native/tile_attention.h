@@ -1,4 +1,8 @@
 // Scores and results of attention by bf16 tiles. Keys are exact in bf16; queries and shares are three bf16 numbers each.
+//
+// Sixteen heads fill a tile, and each of the three parts is a tile of its own. Up to eight heads lie there twice: the
+// largest parts in the first half of a tile and the next ones in the second, the smallest in a tile whose second half is
+// zero. Scores are the sums of both halves, in both; results stay apart until the last key is in.
 
 #pragma once
 
@@ -28,10 +32,13 @@ struct TileKeys {
     void add(const uint8_t* packed, Unpack unpack, int64_t number) const;
 };
 
+inline bool lies_twice(int64_t num_heads) { return num_heads <= TILE_HEADS / 2; }
+
 // One token's query for padded heads, scaled; a thread's own memory.
 struct TileQuery {
-    uint16_t* tiles;  // [heads / 16][dim / 32][parts] tiles, a head in each column
+    uint16_t* tiles;  // [heads / 16][dim / 32][2 or 3] tiles, a head in each column
     int64_t heads, dim;
+    bool is_twice;
 
     TileQuery(const float* query, int64_t num_heads, int64_t padded_heads, int64_t key_dim, float scale);
 };
