@@ -83,8 +83,9 @@ def prepare_matrix(*weights: Weight, rounds: bool = False) -> Matrix:
         memory.append(place)
         struct.values, struct.exponents = place.data_ptr(), place.data_ptr() + value_bytes if scale_bytes else None
         struct.rows, struct.columns, struct.format, struct.rounds = rows, columns, layout, rounds
-        each = (PartStruct * len(parts))(*(_part(part, number, columns) for part in parts))
-        native().pack(each, len(parts), number_format, ctypes.byref(struct))
+        members = [part.value[number].contiguous() for part in parts]  # one by one: a stack may take no memory yet
+        each = [_part(value, part.scale, number, columns) for value, part in zip(members, parts, strict=True)]
+        native().pack((PartStruct * len(each))(*each), len(each), number_format, ctypes.byref(struct))
     return Matrix(tuple(memory), array, ctypes.addressof(array), rows, columns)
 
 
@@ -124,12 +125,12 @@ def _layout(parts: Sequence[Weight], number_format: int) -> int:
     return TILED_E2M1 if all(native().fits_tiles(one.data_ptr(), one.numel()) for one in scales) else TILED_BFLOAT16
 
 
-def _part(weight: Weight, number: int, columns: int) -> PartStruct:
-    """Matrix `number` of a stack."""
-    value, scale = weight.value[number], None if weight.scale is None else weight.scale[number]
+def _part(value: Tensor, scales: Tensor | None, number: int, columns: int) -> PartStruct:
+    """Matrix `number` of a stack, whose dense numbers are `value`."""
     rows, blocks = len(value), -(-columns // BLOCK)
-    if scale is None:
+    if scales is None:
         return PartStruct(value.data_ptr(), None, rows, 1)
+    scale = scales[number]
     tile = 1 if len(scale) == rows else TILE
     require(scale.shape == (-(-rows // tile), blocks), f"scales {list(scale.shape)} do not fit {rows} x {columns}")
     return PartStruct(value.data_ptr(), scale.data_ptr(), rows, tile)
@@ -141,10 +142,10 @@ def _row_scales(scale: Tensor, rows: int) -> Tensor:
 
 
 def _stacked(weight: Weight, number_format: int) -> Weight:
-    """The weight with a stack dimension, dense."""
+    """The weight with a stack dimension and dense scales."""
     value, scale = weight.value, weight.scale
     if scale is None:
         value = value.to(torch.bfloat16 if number_format == BFLOAT16 else torch.float32)
     if value.ndim == 2:
         value, scale = value.unsqueeze(0), None if scale is None else scale.unsqueeze(0)
-    return Weight(value.contiguous(), None if scale is None else scale.view(torch.uint8).contiguous())
+    return Weight(value, None if scale is None else scale.view(torch.uint8).contiguous())
