@@ -10,7 +10,15 @@ import pytest
 import torch
 
 from backends.cpu import pair
-from deepinfer.backends.cpu.matrix import FLOAT32, MatrixStruct, multiply, prepare_groups, prepare_matrix
+from deepinfer.backends.cpu.matrix import (
+    E2M1,
+    FLOAT32,
+    TILED_BFLOAT16,
+    MatrixStruct,
+    multiply,
+    prepare_groups,
+    prepare_matrix,
+)
 from deepinfer.errors import ShapeError
 from deepinfer.ops.reference import quant
 from deepinfer.ops.weights import Weight
@@ -103,6 +111,15 @@ def test_every_e4m3_and_e2m1_code_is_exact():
         for rows in (1, 32):  # straight into the products, and by way of floats
             found = [multiply(part, prepare_matrix(weight)) for part in torch.eye(32).split(rows)]
             assert torch.equal(torch.cat(found), quant.dequantise(weight, torch.float32).T)
+
+
+def test_scales_at_the_ends_of_their_range_are_kept(kind):
+    weight, x = matrix("e2m1", 40, 96), vectors(5, 96)
+    assert weight.scale is not None
+    weight.scale.view(torch.uint8)[3, 1] = 0  # 2 ** -127, which counts as zero
+    packed = prepare_matrix(weight)
+    assert packed.structs[0].format == {"vectors": E2M1, "tiles": TILED_BFLOAT16}[kind]
+    assert error(x, quant.dequantise(weight, torch.float64), multiply(x, packed)) < LIMIT
 
 
 def test_matrices_that_share_their_input_are_stacked():
