@@ -1,12 +1,14 @@
-"""How many threads compute when nobody says."""
+"""How many threads compute, and how many prompt tokens a step takes, when nobody says."""
 
 from __future__ import annotations
 
 import os
 
 import pytest
+import torch
 
-from deepinfer.backends.select import default_threads
+from backends.cpu import pair
+from deepinfer.backends.select import default_threads, short_prefill
 from deepinfer.config.engine import ModelOptions
 from deepinfer.errors import ConfigError
 
@@ -32,3 +34,12 @@ def test_omp_num_threads_is_heeded_where_it_is_a_number(monkeypatch, text, expec
 def test_numbers_of_threads_that_no_machine_has_are_refused(count):
     with pytest.raises(ConfigError, match="num_threads"):
         ModelOptions(num_threads=count)
+
+
+def test_steps_on_a_cpu_take_few_prompt_tokens():
+    cpu = torch.device("cpu")
+    for has_tiles, expected in ((False, 128), (True, 256)):
+        with pair.tiles(has_tiles):
+            assert short_prefill(cpu, pair.cpu()) == expected
+            assert short_prefill(cpu, pair.reference()) == 128
+    assert short_prefill(torch.device("cuda"), pair.reference()) is None

@@ -19,6 +19,8 @@ from deepinfer.ops.reference.build import reference_ops
 
 logger = log.get(__name__)
 MOST_THREADS = 4  # unless more are asked for
+# Prompt tokens of a step on a CPU: more are not faster there, or not much, and what runs beside prompts waits less.
+VECTOR_PREFILL_TOKENS, TILE_PREFILL_TOKENS = 128, 256
 
 
 def choose_device(options: ModelOptions) -> torch.device:
@@ -69,6 +71,14 @@ def load_ops(options: ModelOptions) -> table.Ops:
     if options.time_ops:
         return OpClock(device).around(ops)
     return OpChecker(device).around(ops) if options.check_ops else ops
+
+
+def short_prefill(device: torch.device, ops: table.Ops) -> int | None:
+    """Prompt tokens that a step on a CPU takes unless more are asked for; None elsewhere."""
+    if device.type != "cpu":
+        return None
+    has_tiles = "cpu" in ops.origin.values() and bool(native().uses_tiles())
+    return TILE_PREFILL_TOKENS if has_tiles else VECTOR_PREFILL_TOKENS
 
 
 def captures_steps(options: ModelOptions, ops: table.Ops) -> bool:

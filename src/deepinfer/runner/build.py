@@ -10,7 +10,7 @@ from pathlib import Path
 from deepinfer import log
 from deepinfer.backends.null.images import NullEncoder
 from deepinfer.backends.null.runner import NullModel, NullRunner
-from deepinfer.backends.select import captures_steps, choose_device, default_threads, load_ops
+from deepinfer.backends.select import captures_steps, choose_device, default_threads, load_ops, short_prefill
 from deepinfer.cache.groups import CacheLayout
 from deepinfer.cache.pools import CachePools
 from deepinfer.checkpoint import coverage
@@ -38,7 +38,6 @@ from deepinfer.structured.server import GrammarServer
 logger = log.get(__name__)
 NULL_BLOCKS_PER_REQUEST = 16
 CPU_STEP_TOKENS = 512
-CPU_PREFILL_TOKENS = 128  # of these: as fast as more there, and what runs beside prompts waits less
 STEP_TOKENS = 2048
 
 
@@ -95,7 +94,7 @@ def build_runner(config: EngineConfig, folder: Path, eos_ids: Sequence[int] | No
             max_model_len=max_model_len,
             encoder=null_encoder,
         )
-        step_tokens, prefill_tokens = _step_sizes(config.scheduler, model_config.images, is_cpu=False)
+        step_tokens, prefill_tokens = _step_sizes(config.scheduler, model_config.images, None)
         return BuiltRunner(
             null,
             step_tokens,
@@ -161,7 +160,7 @@ def build_runner(config: EngineConfig, folder: Path, eos_ids: Sequence[int] | No
         runner.speculation = Speculation(
             head, builder, sampler, policy, num_slots, num_drafts, eos_ids, config.speculate.draft_acceptance
         )
-    step_tokens, prefill_tokens = _step_sizes(config.scheduler, model_config.images, is_cpu=device.type == "cpu")
+    step_tokens, prefill_tokens = _step_sizes(config.scheduler, model_config.images, short_prefill(device, ops))
     return BuiltRunner(
         runner,
         step_tokens,
@@ -176,15 +175,15 @@ def build_runner(config: EngineConfig, folder: Path, eos_ids: Sequence[int] | No
     )
 
 
-def _step_sizes(options: SchedulerOptions, images: ImageGeometry | None, *, is_cpu: bool) -> tuple[int, int]:
-    """Tokens of a step, and prompt tokens among them.
+def _step_sizes(options: SchedulerOptions, images: ImageGeometry | None, short: int | None) -> tuple[int, int]:
+    """Tokens of a step, and prompt tokens among them; `short`: of these on a device whose steps are cut short.
 
     Those that were asked for, else what is usual on the device; a step holds an image beside the other requests.
     """
     largest = 1 if images is None else images.max_tokens
-    usual = max(CPU_STEP_TOKENS if is_cpu else STEP_TOKENS, options.max_num_requests - 1 + largest)
+    usual = max(STEP_TOKENS if short is None else CPU_STEP_TOKENS, options.max_num_requests - 1 + largest)
     step_tokens = options.max_step_tokens or usual
-    return step_tokens, options.max_prefill_tokens or (CPU_PREFILL_TOKENS if is_cpu else step_tokens)
+    return step_tokens, options.max_prefill_tokens or short or step_tokens
 
 
 def _checked_eos(eos_ids: Sequence[int], vocab_size: int) -> tuple[int, ...]:

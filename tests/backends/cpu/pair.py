@@ -36,6 +36,17 @@ def threads(count: int) -> Iterator[None]:
         native().set_num_threads(1)
 
 
+@contextlib.contextmanager
+def tiles(wanted: bool) -> Iterator[None]:
+    """Whether matrices are packed for tiles, and attention uses them."""
+    before = native().uses_tiles()
+    native().set_uses_tiles(wanted)
+    try:
+        yield
+    finally:
+        native().set_uses_tiles(before)
+
+
 def random_weight(*shape: int, seed: int) -> Weight:
     """bf16, of size 1 / sqrt(columns)."""
     values = torch.randn(*shape, generator=torch.Generator().manual_seed(seed))

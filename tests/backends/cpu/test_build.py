@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -53,8 +54,8 @@ def test_changed_sources_make_another_library(small):
 
 def test_other_processor_features_make_another_library(small, monkeypatch):
     first = build.library_file()
-    monkeypatch.setattr(build, "cpu_features", lambda: ())
-    assert (build.library_file() == first) == (build.cpu_features() == build.AVX2 == ())
+    monkeypatch.setattr(build, "cpu_features", lambda compiler: ())
+    assert build.library_file() != first
 
 
 def test_nothing_but_the_library_is_left_behind(small):
@@ -125,19 +126,60 @@ def test_without_a_compiler_there_is_one_warning_that_says_what_is_lost(monkeypa
     assert "times slower" in caplog.text
 
 
+ALL = "avx2 fma f16c avx512f avx512bw avx512dq avx512vl avx512_bf16 amx_tile amx_bf16"
+
+
+@pytest.fixture
+def processor(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Makes the system tell of a processor with these flags, whose matrix unit may be used."""
+
+    def pretend(flags: str) -> None:
+        monkeypatch.setattr(Path, "read_text", lambda self: f"processor : 0\nflags\t\t: {flags}\n")
+
+    monkeypatch.setattr(build, "_grants_tiles", lambda: True)
+    monkeypatch.setattr(build, "_accepts", lambda compiler, features: True)
+    return pretend
+
+
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
         ("fpu avx avx2 fma f16c", build.AVX2),
         ("fpu avx avx2 fma", ()),
-        ("avx2 fma f16c avx512f avx512bw avx512dq avx512vl avx512_bf16", build.AVX512),
+        (ALL, build.AMX),
+        (ALL.replace("amx_tile", ""), build.AVX512),
         ("avx2 fma f16c avx512f avx512bw", build.AVX2),
         ("", ()),
     ],
 )
-def test_instruction_sets_are_used_when_the_processor_has_all_of_them(flags, expected, monkeypatch):
-    monkeypatch.setattr(Path, "read_text", lambda self: f"processor : 0\nflags\t\t: {flags}\n")
-    assert build.cpu_features() == expected
+def test_instruction_sets_are_used_when_the_processor_has_all_of_them(flags, expected, processor):
+    processor(flags)
+    assert build.cpu_features("c++") == expected
+
+
+def test_what_system_or_compiler_does_not_know_is_not_used(processor, monkeypatch):
+    processor(ALL)
+    monkeypatch.setattr(build, "_grants_tiles", lambda: False)
+    assert build.cpu_features("c++") == build.AVX512
+    monkeypatch.setattr(build, "_accepts", lambda compiler, features: "avx512f" not in features)
+    assert build.cpu_features("c++") == build.AVX2
+
+
+def test_a_compiler_is_asked_for_what_it_knows():
+    assert build._accepts(build.find_compiler(), ())
+    assert not build._accepts(build.find_compiler(), ("no_such_feature",))
+
+
+def test_instruction_sets_may_be_named(processor, monkeypatch):
+    processor(ALL)
+    monkeypatch.setenv("CPU_INSTRUCTIONS", "avx2")
+    assert build.cpu_features("c++") == build.AVX2
+    processor("fpu")
+    with pytest.raises(build.BuildError, match="'avx2'; this processor"):
+        build.cpu_features("c++")
+    monkeypatch.setenv("CPU_INSTRUCTIONS", "avx3")
+    with pytest.raises(build.BuildError, match="'avx3'; it must be one of amx, avx512, avx2, portable"):
+        build.cpu_features("c++")
 
 
 def test_a_processor_that_nothing_is_known_of_gets_the_portable_library(monkeypatch):
@@ -145,7 +187,7 @@ def test_a_processor_that_nothing_is_known_of_gets_the_portable_library(monkeypa
         raise FileNotFoundError(self)
 
     monkeypatch.setattr(Path, "read_text", missing)
-    assert build.cpu_features() == ()
+    assert build.cpu_features(build.find_compiler()) == ()
 
 
 def test_other_libraries_with_functions_of_the_same_names_are_not_called(tmp_path):

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 import torch
 
 from backends.cpu import pair
-from deepinfer.backends.cpu.matrix import MatrixStruct, multiply, prepare_groups, prepare_matrix
+from deepinfer.backends.cpu.matrix import (
+    E2M1,
+    FLOAT32,
+    TILED_BFLOAT16,
+    MatrixStruct,
+    multiply,
+    prepare_groups,
+    prepare_matrix,
+)
 from deepinfer.errors import ShapeError
 from deepinfer.ops.reference import quant
 from deepinfer.ops.weights import Weight
@@ -17,6 +26,13 @@ from deepinfer.ops.weights import Weight
 LIMIT = 5e-7  # float32 sums in blocks of 32, relative to the sum of the sizes of all products
 SHAPES = [(16, 32), (256, 384), (33, 70), (5, 40), (24, 1536), (100, 34), (1, 2)]
 FORMATS = ("float32", "bf16", "e4m3", "e2m1")
+
+
+@pytest.fixture(autouse=True, params=["vectors", "tiles"])
+def kind(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Both ways to multiply; plain code stands in for tiles that the processor lacks."""
+    with pair.tiles(request.param == "tiles"):
+        yield request.param
 
 
 def random(seed: int = 0) -> torch.Generator:
@@ -97,6 +113,15 @@ def test_every_e4m3_and_e2m1_code_is_exact():
             assert torch.equal(torch.cat(found), quant.dequantise(weight, torch.float32).T)
 
 
+def test_scales_at_the_ends_of_their_range_are_kept(kind):
+    weight, x = matrix("e2m1", 40, 96), vectors(5, 96)
+    assert weight.scale is not None
+    weight.scale.view(torch.uint8)[3, 1] = 0  # 2 ** -127, which counts as zero
+    packed = prepare_matrix(weight)
+    assert packed.structs[0].format == {"vectors": E2M1, "tiles": TILED_BFLOAT16}[kind]
+    assert error(x, quant.dequantise(weight, torch.float64), multiply(x, packed)) < LIMIT
+
+
 def test_matrices_that_share_their_input_are_stacked():
     first, second = matrix("e4m3", 40, 64), matrix("e4m3", 24, 64)
     x = vectors(3, 64)
@@ -116,8 +141,9 @@ def test_groups_of_rows_are_matrices_of_their_own(number_format):
 
 def test_float32_numbers_that_are_bf16_are_kept_as_bf16():
     values = torch.randn(16, 32, generator=random())
-    assert prepare_matrix(Weight(values)).memory[0].dtype == torch.float32
-    assert prepare_matrix(Weight(values.bfloat16().float())).memory[0].dtype == torch.bfloat16
+    kept = prepare_matrix(Weight(values.bfloat16().float()))
+    assert prepare_matrix(Weight(values)).structs[0].format == FLOAT32
+    assert kept.structs[0].format == prepare_matrix(Weight(values.bfloat16())).structs[0].format != FLOAT32
 
 
 def test_large_numbers_overflow_to_infinity_and_nan_stays_nan():

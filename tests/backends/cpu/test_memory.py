@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from deepinfer.backends.cpu.memory import CHUNK_BYTES, PAGE_BYTES, Arena
 
 
-def tensors() -> list[torch.Tensor]:
-    return [torch.arange(5.0), torch.arange(12).view(3, 4).mT, torch.zeros(0, 3), torch.ones(7, dtype=torch.bfloat16)]
-
-
-def test_tensors_keep_their_values_side_by_side():
+def test_pieces_lie_side_by_side():
     arena = Arena()
-    placed = [arena.place(tensor) for tensor in tensors()]
-    for tensor, original in zip(placed, tensors(), strict=True):
-        assert torch.equal(tensor, original)
-        assert tensor.is_contiguous()
-        assert tensor.dtype == original.dtype
-    addresses = [tensor.data_ptr() for tensor in placed if len(tensor)]
+    pieces = [arena.take(num_bytes) for num_bytes in (20, 96, 0, 14)]
+    assert [len(piece) for piece in pieces] == [20, 96, 0, 14]
+    addresses = [piece.data_ptr() for piece in pieces if len(piece)]
     assert addresses[0] % PAGE_BYTES == 0
     assert [address - addresses[0] for address in addresses] == [0, 64, 192]
 
@@ -27,7 +19,8 @@ def test_tensors_keep_their_values_side_by_side():
 @pytest.mark.parametrize("num_bytes", [CHUNK_BYTES - 10, CHUNK_BYTES, CHUNK_BYTES + 1, 3 * CHUNK_BYTES])
 def test_what_does_not_fit_gets_a_chunk_of_its_own(num_bytes):
     arena = Arena()
-    small = arena.place(torch.full((100,), 7, dtype=torch.uint8))
-    large = arena.place(torch.full((num_bytes,), 9, dtype=torch.uint8))
-    last = arena.place(torch.full((100,), 8, dtype=torch.uint8))
-    assert [int(t.unique()) for t in (small, large, last)] == [7, 9, 8]
+    pieces = [arena.take(size) for size in (100, num_bytes, 100)]
+    assert all((piece == 0).all() for piece in pieces)
+    for value, piece in enumerate(pieces):
+        piece.fill_(value)
+    assert [piece.unique().tolist() for piece in pieces] == [[0], [1], [2]]

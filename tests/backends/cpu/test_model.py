@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import goldens
+from backends.cpu import pair
 from deepinfer import LLM, ConfigError, SamplingParams
 from deepinfer.backends import select
 from deepinfer.backends.cpu import matrix
@@ -27,8 +28,15 @@ def results(llm: LLM, prompts: list[list[int]]) -> list[list[tuple[object, ...]]
     return [[(entry.token_id, entry.logprob, *entry.top) for entry in output.logprobs] for output in outputs]
 
 
+@pytest.fixture(scope="module", autouse=True, params=["vectors", "tiles"])
+def kind(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Both ways to multiply; plain code stands in for tiles that the processor lacks."""
+    with pair.tiles(request.param == "tiles"):
+        yield
+
+
 @pytest.fixture(scope="module")
-def llm() -> Iterator[LLM]:
+def llm(kind: None) -> Iterator[LLM]:
     with LLM(goldens.CHECKPOINT, max_num_requests=32, **FAST) as llm:
         yield llm
 
@@ -39,7 +47,7 @@ def alone(llm: LLM) -> list[list[tuple[object, ...]]]:
 
 
 @pytest.fixture(scope="module")
-def unrounded() -> Iterator[LLM]:
+def unrounded(kind: None) -> Iterator[LLM]:
     """Without fp8 inputs: then a last bit decides only the rounding of cached values, as in `float32`."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(matrix, "ROUNDS_INPUTS", False)

@@ -11,11 +11,12 @@ import torch
 
 from backends.cpu.test_matrix import FORMATS, LIMIT, error, matrix, vectors
 from deepinfer.backends.cpu import build
+from deepinfer.backends.cpu import matrix as products
 from deepinfer.backends.cpu.library import SIGNATURES
-from deepinfer.backends.cpu.matrix import prepare_matrix
 from deepinfer.ops.reference import quant
 
-VARIANTS = {"portable": (), "avx2": build.AVX2, "avx512": build.AVX512}
+SOURCES = ("gemm", "tile_products", "tiles", "pack", "cache_formats", "threads")
+FUNCTIONS = ("multiply", "pack", "fits_tiles", "uses_tiles")
 
 
 @pytest.fixture(scope="module")
@@ -25,29 +26,27 @@ def compiled(tmp_path_factory: pytest.TempPathFactory):
 
     def make(name: str) -> Path:
         file = folder / f"{name}.so"
-        flags = (*build.FLAGS, *(f"-m{feature}" for feature in VARIANTS[name]))
-        sources = [build.SOURCES / f"{part}.cpp" for part in ("gemm", "cache_formats", "threads")]
-        build._compile([build.find_compiler(), *flags, f"-I{build.SOURCES}"], sources, file)
+        flags = (*build.FLAGS, *build.feature_flags(build.INSTRUCTIONS[name]), f"-I{build.SOURCES}")
+        build._compile([build.find_compiler(), *flags], [build.SOURCES / f"{part}.cpp" for part in SOURCES], file)
         return file
 
     return make
 
 
-@pytest.mark.parametrize("name", VARIANTS)
-def test_products_are_right_and_rows_independent(compiled, name):
+@pytest.mark.parametrize("name", build.INSTRUCTIONS)
+def test_products_are_right_and_rows_independent(compiled, name, monkeypatch):
     file = compiled(name)
-    if not set(VARIANTS[name]) <= set(build.cpu_features()):
+    if not set(build.INSTRUCTIONS[name]) <= build._known_features():
         pytest.skip(f"this processor does not run {name}")
     library = ctypes.CDLL(str(file))
-    library.multiply.restype, *library.multiply.argtypes = SIGNATURES["multiply"]
-
-    def multiply(x: torch.Tensor) -> torch.Tensor:
-        out = torch.empty(len(x), packed.rows)
-        library.multiply(x.data_ptr(), len(x), x.stride(0), packed.address, out.data_ptr())
-        return out
-
+    for function in FUNCTIONS:
+        getattr(library, function).restype, *getattr(library, function).argtypes = SIGNATURES[function]
+    monkeypatch.setattr(products, "native", lambda: library)
+    assert bool(library.uses_tiles()) == (name == "amx")
     for number_format, columns in itertools.product(FORMATS, (34, 98, 160)):  # 2, 4 and 5 blocks of 32
         weight = matrix(number_format, 100, columns)
-        packed, x = prepare_matrix(weight), vectors(37, columns)
-        assert error(x, quant.dequantise(weight, torch.float64), multiply(x)) < LIMIT
-        assert torch.equal(multiply(x), torch.cat([multiply(row.unsqueeze(0)) for row in x]))
+        packed, x = products.prepare_matrix(weight), vectors(37, columns)
+        found = products.multiply(x, packed)
+        assert error(x, quant.dequantise(weight, torch.float64), found) < LIMIT
+        alone = [products.multiply(row.unsqueeze(0), packed) for row in x]
+        assert torch.equal(found, torch.cat(alone))

@@ -7,6 +7,7 @@ process that finds it loads it; otherwise one process compiles while the others 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hashlib
 import os
 import platform
@@ -28,7 +29,10 @@ FLAGS = (
 )  # fmt: skip
 AVX2 = ("avx2", "fma", "f16c")
 AVX512 = (*AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl")
+AMX = (*AVX512, "amx_tile", "amx_bf16")
+INSTRUCTIONS = {"amx": AMX, "avx512": AVX512, "avx2": AVX2, "portable": ()}  # best first
 TIMEOUT_S = 300
+ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA = 158, 0x1023, 18  # system call, request, component
 
 
 class BuildError(Exception):
@@ -38,7 +42,7 @@ class BuildError(Exception):
 def library_file() -> Path:
     """The compiled library, built now if it is not there. Raises BuildError."""
     compiler = find_compiler()
-    flags = (*FLAGS, *(f"-m{feature}" for feature in cpu_features()))
+    flags = (*FLAGS, *feature_flags(cpu_features(compiler)))
     files = sorted(SOURCES.iterdir())
     digest = hashlib.sha256("\0".join((_version(compiler), platform.machine(), *flags)).encode())
     for file in files:
@@ -68,14 +72,50 @@ def find_compiler() -> str:
     raise BuildError(f"no C++ compiler found ({wanted or ', '.join(COMPILERS)}); install g++ or set CXX to one")
 
 
-def cpu_features() -> tuple[str, ...]:
-    """The instruction sets that the library is compiled for, as compiler flags name them; () = any processor."""
+def cpu_features(compiler: str) -> tuple[str, ...]:
+    """The instruction sets to compile for, as /proc/cpuinfo names them; () = any processor.
+
+    The best that processor, system and compiler have, or those that the variable CPU_INSTRUCTIONS names.
+    Raises BuildError when they are not there.
+    """
+    wanted = env.get("CPU_INSTRUCTIONS") or ""
+    if wanted and wanted not in INSTRUCTIONS:
+        raise BuildError(f"CPU_INSTRUCTIONS is {wanted!r}; it must be one of {', '.join(INSTRUCTIONS)}")
+    known = _known_features()
+    for name, features in INSTRUCTIONS.items():
+        if wanted in ("", name) and known.issuperset(features) and _accepts(compiler, features):
+            return features
+    raise BuildError(f"CPU_INSTRUCTIONS is {wanted!r}; this processor or compiler lacks them")
+
+
+def feature_flags(features: tuple[str, ...]) -> tuple[str, ...]:
+    """Instruction sets as compiler flags."""
+    return tuple(f"-m{feature.replace('_', '-')}" for feature in features)
+
+
+def _known_features() -> set[str]:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
-        return ()
+        return set()
     known = next((set(line.split()) for line in lines if line.startswith("flags")), set())
-    return next((wanted for wanted in (AVX512, AVX2) if known.issuperset(wanted)), ())
+    return known if _grants_tiles() else known - {"amx_tile", "amx_bf16"}
+
+
+def _grants_tiles() -> bool:
+    """Ask the system for the matrix unit's registers, for this process; Linux hands them out on request only."""
+    if platform.system() != "Linux" or platform.machine() != "x86_64":
+        return False
+    return bool(ctypes.CDLL(None).syscall(ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0)
+
+
+def _accepts(compiler: str, features: tuple[str, ...]) -> bool:
+    command = [compiler, *feature_flags(features), "-E", "-x", "c++", os.devnull, "-o", os.devnull]
+    try:
+        _run(command)
+    except BuildError:
+        return False
+    return True
 
 
 def _folders() -> Iterator[Path]:

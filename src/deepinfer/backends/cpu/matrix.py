@@ -1,25 +1,28 @@
-"""Checkpoint matrices in the layout of native/gemm.h: packed as they are stored, in panels of 16 rows."""
+"""Checkpoint matrices in the layouts of native/gemm.h, in panels of 16 rows.
+
+For float32 vectors they stay packed as they are stored; for bf16 tiles e4m3 becomes bf16, once.
+"""
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from deepinfer.backends.cpu.library import native
 from deepinfer.backends.cpu.memory import weights_arena
-from deepinfer.backends.cpu.tensors import rows_of
+from deepinfer.backends.cpu.tensors import LONG, POINTER, rows_of
 from deepinfer.ops.reference.shapes import require
 from deepinfer.ops.weights import Weight
 
 PANEL, BLOCK, TILE = 16, 32, 32
 ROUNDS_INPUTS = True  # tests turn it off to compare whole models sharply
-FLOAT32, BFLOAT16, E4M3, E2M1 = range(4)
-GROUPS = {FLOAT32: 1, BFLOAT16: 2, E4M3: 4}  # columns that lie together
-E2M1_ROWS = [0, 1, 2, 3, 8, 9, 10, 11, 4, 5, 6, 7, 12, 13, 14, 15]
+FLOAT32, BFLOAT16, E4M3, E2M1, TILED_BFLOAT16, TILED_E2M1 = range(6)  # `enum Format`
+COLUMN_BITS = (32, 16, 8, 4, 16, 4)
+SCALED = (E4M3, E2M1, TILED_E2M1)  # formats that keep their scales
 
 
 class MatrixStruct(ctypes.Structure):
@@ -33,6 +36,12 @@ class MatrixStruct(ctypes.Structure):
         ("format", ctypes.c_int64),
         ("rounds", ctypes.c_int64),
     )
+
+
+class PartStruct(ctypes.Structure):
+    """`struct Part` of native/pack.cpp."""
+
+    _fields_ = (("values", POINTER), ("scales", POINTER), ("rows", LONG), ("scale_rows", LONG))
 
 
 @dataclass(frozen=True)
@@ -55,29 +64,28 @@ def prepare_matrix(*weights: Weight, rounds: bool = False) -> Matrix:
 
     rounds: if the weights are fp8 or fp4, the input of a product is rounded to fp8 in blocks of 32.
     """
-    formats = {_format(weight) for weight in weights}
-    require(len(formats) == 1, "matrices that share their input must all be stored in the same format")
-    number_format = formats.pop()
-    parts = [_stacked(weight) for weight in weights]
+    stored = {_format(weight) for weight in weights}
+    require(len(stored) == 1, "matrices that share their input must all be stored in the same format")
+    number_format = stored.pop()
+    parts = [_stacked(weight, number_format) for weight in weights]
     stack, columns = len(parts[0].value), parts[0].value.shape[2] * (2 if number_format == E2M1 else 1)
     rows = sum(part.value.shape[1] for part in parts)
     rounds = rounds and ROUNDS_INPUTS and number_format in (E4M3, E2M1)
     require(
         not rounds or columns % BLOCK == 0, f"a product that rounds its input has {columns} columns, no whole blocks"
     )
+    panels, blocks, layout = -(-rows // PANEL), -(-columns // BLOCK), _layout(parts, number_format)
+    value_bytes = panels * PANEL * blocks * BLOCK * COLUMN_BITS[layout] // 8
+    scale_bytes = panels * PANEL * blocks if layout in SCALED else 0
     array, memory = (MatrixStruct * stack)(), []
-    for number, struct in enumerate(array):  # one by one, so that a whole stack is never there three times
-        each = [Weight(part.value[number], None if part.scale is None else part.scale[number]) for part in parts]
-        values = torch.cat([_codes(one, number_format) for one in each])
-        padding = -columns % BLOCK // (2 if number_format == E2M1 else 1)
-        memory.append(weights_arena().place(_packed(_panels(F.pad(values, (0, padding))), number_format)))
-        struct.values = memory[-1].data_ptr()
-        if number_format in (E4M3, E2M1):
-            scales = torch.cat([_exponents(one, columns) for one in each])
-            memory.append(weights_arena().place(_panels(scales).transpose(1, 2)))
-            struct.exponents = memory[-1].data_ptr()
-        struct.rows, struct.columns, struct.format = rows, columns, number_format
-        struct.rounds = rounds
+    for number, struct in enumerate(array):
+        place = weights_arena().take(value_bytes + scale_bytes)
+        memory.append(place)
+        struct.values, struct.exponents = place.data_ptr(), place.data_ptr() + value_bytes if scale_bytes else None
+        struct.rows, struct.columns, struct.format, struct.rounds = rows, columns, layout, rounds
+        members = [part.value[number].contiguous() for part in parts]  # one by one: a stack may take no memory yet
+        each = [_part(value, part.scale, number, columns) for value, part in zip(members, parts, strict=True)]
+        native().pack((PartStruct * len(each))(*each), len(each), number_format, ctypes.byref(struct))
     return Matrix(tuple(memory), array, ctypes.addressof(array), rows, columns)
 
 
@@ -107,20 +115,25 @@ def _format(weight: Weight) -> int:
     return BFLOAT16 if is_exact else FLOAT32
 
 
-def _codes(weight: Weight, number_format: int) -> Tensor:
-    """[rows, columns]: numbers or bytes; E2M1 [rows, columns / 2] bytes, the even column in the low nibble."""
-    if number_format in (E4M3, E2M1):
-        return weight.value.view(torch.uint8)
-    return weight.value.to(torch.bfloat16 if number_format == BFLOAT16 else torch.float32)
+def _layout(parts: Sequence[Weight], number_format: int) -> int:
+    """The format that weights stored like this are packed in."""
+    if number_format == FLOAT32 or not native().uses_tiles():
+        return number_format
+    if number_format != E2M1:
+        return TILED_BFLOAT16
+    scales = [part.scale for part in parts if part.scale is not None]
+    return TILED_E2M1 if all(native().fits_tiles(one.data_ptr(), one.numel()) for one in scales) else TILED_BFLOAT16
 
 
-def _exponents(weight: Weight, columns: int) -> Tensor:
-    """[rows, blocks] uint8."""
-    assert weight.scale is not None
-    rows, blocks = weight.value.shape[0], -(-columns // BLOCK)
-    scale = _row_scales(weight.scale.view(torch.uint8), rows)
-    require(scale.shape == (rows, blocks), f"scales {list(weight.scale.shape)} do not fit {rows} x {columns}")
-    return scale
+def _part(value: Tensor, scales: Tensor | None, number: int, columns: int) -> PartStruct:
+    """Matrix `number` of a stack, whose dense numbers are `value`."""
+    rows, blocks = len(value), -(-columns // BLOCK)
+    if scales is None:
+        return PartStruct(value.data_ptr(), None, rows, 1)
+    scale = scales[number]
+    tile = 1 if len(scale) == rows else TILE
+    require(scale.shape == (-(-rows // tile), blocks), f"scales {list(scale.shape)} do not fit {rows} x {columns}")
+    return PartStruct(value.data_ptr(), scale.data_ptr(), rows, tile)
 
 
 def _row_scales(scale: Tensor, rows: int) -> Tensor:
@@ -128,24 +141,11 @@ def _row_scales(scale: Tensor, rows: int) -> Tensor:
     return scale if scale.shape[-2] == rows else scale.repeat_interleave(TILE, dim=-2)[..., :rows, :]
 
 
-def _stacked(weight: Weight) -> Weight:
-    """The weight with a stack dimension."""
-    if weight.value.ndim == 3:
-        return weight
-    return Weight(weight.value.unsqueeze(0), None if weight.scale is None else weight.scale.unsqueeze(0))
-
-
-def _panels(values: Tensor) -> Tensor:
-    """[rows, n] -> [panels, 16, n], rows padded with zeros."""
-    panels: Tensor = F.pad(values, (0, 0, 0, -values.shape[0] % PANEL)).unflatten(0, (-1, PANEL))
-    return panels
-
-
-def _packed(panels: Tensor, number_format: int) -> Tensor:
-    """[panels, 16, columns] -> the same matrix in the order of native/gemm.h."""
-    if number_format == E2M1:
-        first, second = panels.unflatten(-1, (-1, 2)).unbind(-1)  # columns 0, 1 and 2, 3 of each group
-        even, odd = (first & 15) | (second << 4), (first >> 4) | (second & 0xF0)
-        return torch.stack([even, odd], dim=-1)[:, E2M1_ROWS].transpose(1, 2)  # [panels, groups, 16, 2]
-    groups: Tensor = panels.unflatten(-1, (-1, GROUPS[number_format])).transpose(1, 2)  # [panels, groups, 16, n]
-    return groups
+def _stacked(weight: Weight, number_format: int) -> Weight:
+    """The weight with a stack dimension and dense scales."""
+    value, scale = weight.value, weight.scale
+    if scale is None:
+        value = value.to(torch.bfloat16 if number_format == BFLOAT16 else torch.float32)
+    if value.ndim == 2:
+        value, scale = value.unsqueeze(0), None if scale is None else scale.unsqueeze(0)
+    return Weight(value, None if scale is None else scale.view(torch.uint8).contiguous())

@@ -17,22 +17,18 @@ ALIGNMENT_BYTES = 64
 
 
 class Arena:
-    """Places tensors one behind the other in chunks of memory; a chunk lives as long as a tensor in it."""
+    """Gives out memory piece by piece from chunks of it; a chunk lives as long as a piece of it."""
 
     def __init__(self) -> None:
         self._chunk = torch.empty(0, dtype=torch.uint8)  # what is left of the newest chunk
 
-    def place(self, tensor: Tensor) -> Tensor:
-        """A contiguous copy of the tensor in this memory."""
-        num_bytes = tensor.numel() * tensor.itemsize
-        if num_bytes == 0:
-            return tensor.contiguous()
+    def take(self, num_bytes: int) -> Tensor:
+        """[num_bytes] uint8, all zero."""
         whole = -(-num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         if len(self._chunk) < whole:
             self._chunk = _large_pages(max(whole, CHUNK_BYTES))
         taken, self._chunk = self._chunk[:num_bytes], self._chunk[whole:]
-        placed: Tensor = taken.view(tensor.dtype).view(tensor.shape)
-        return placed.copy_(tensor)
+        return taken
 
 
 @functools.cache

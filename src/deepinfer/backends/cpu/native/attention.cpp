@@ -2,17 +2,20 @@
 //
 // Heads lie side by side in the lanes of a vector wherever sums run over a key or over keys, so each head has its
 // own sums in one order: along the width for a score, from the first key to the last for a result. The window, which
-// starts with the sink, and the compressed entries are two parts with sums of their own. Keys are taken BLOCK_KEYS at a
-// time, with a running peak per head. What a token gives depends on its own keys only.
+// starts with the sink, and the compressed entries are two parts with sums of their own. Keys are taken a block at a
+// time, counted from the token's first, with a running peak per head. What a token gives depends on its own keys only.
+// Sums are formed by float32 vectors or by bf16 tiles.
 
 #include <algorithm>
 
+#include "attention_sums.h"
 #include "batch.h"
 #include "cache_formats.h"
 #include "ops.h"
 #include "rope.h"
 #include "scratch.h"
 #include "threads.h"
+#include "tile_attention.h"
 #include "vector.h"
 
 namespace deepinfer {
@@ -28,12 +31,16 @@ constexpr int VECS = 2;              // vectors of their results that fill the r
 struct Layer {
     const float *sink, *frequencies;  // [heads], [pairs]
     int64_t heads, dim, window, pairs;
+    int64_t padded;  // heads in whole vectors or tiles
+    bool is_twice;   // results of a head are the sum of two, which lie half of the padded heads apart
 
-    int64_t padded_heads() const { return (heads + LANES - 1) / LANES * LANES; }
+    int64_t period() const { return is_twice ? padded / 2 : padded; }
+
+    float scale() const { return 1.0f / std::sqrt(static_cast<float>(dim)); }
 };
 
-struct WindowKeys;
-struct EntryKeys;
+struct WindowMemory;
+struct EntryMemory;
 struct PartSums;
 struct SplitSums;
 
@@ -48,13 +55,23 @@ struct Step {
     float* out;
 };
 
+// Keys row by row, with room for KEYS more.
+struct WideKeys {
+    float* rows;
+    int64_t dim;
+
+    static int64_t size(int64_t count, int64_t dim, int64_t) { return (count + KEYS) * dim; }
+    WideKeys(float* memory, int64_t, int64_t key_dim, int64_t) : rows(memory), dim(key_dim) {}
+    void add(const uint8_t* packed, Unpack unpack, int64_t number) const { unpack(packed, dim, rows + number * dim); }
+};
+
 // One token's query [dim, padded heads], scaled, and what a block of keys needs; a thread's own memory.
 struct Query {
     float *q, *decay, *shares;
 
     Query(const float* query, const Layer& layer) {
-        const int64_t heads = layer.padded_heads();
-        const float scale = 1.0f / std::sqrt(static_cast<float>(layer.dim));
+        const int64_t heads = layer.padded;
+        const float scale = layer.scale();
         q = scratch<Query>(heads * (layer.dim + 1 + BLOCK_KEYS));
         decay = q + heads * layer.dim;
         shares = decay + heads;
@@ -64,28 +81,9 @@ struct Query {
     }
 };
 
-// What one token has gathered from some of its keys: peak and total [padded heads], result [heads, dim].
-struct Sums {
-    float *peak, *total, *result;
-
-    static int64_t size(const Layer& layer) { return layer.padded_heads() * (layer.dim + 2); }
-
-    Sums(float* memory, const Layer& layer)
-        : peak(memory), total(peak + layer.padded_heads()), result(total + layer.padded_heads()) {}
-
-    void begin(const Layer& layer, const float* sink) const {
-        for (int64_t head = 0; head < layer.padded_heads(); ++head) {
-            const float first = sink ? (head < layer.heads ? sink[head] : 0.0f) : -INFINITY;
-            peak[head] = std::max(first, -1e30f);
-            total[head] = first > -1e30f ? 1.0f : 0.0f;
-        }
-        std::fill(result, result + layer.heads * layer.dim, 0.0f);
-    }
-};
-
 // shares[k][head] = q . keys[k] for KEYS keys.
 void score_keys(const Query& query, const Layer& layer, const float* keys, float* shares) {
-    const int64_t heads = layer.padded_heads(), dim = layer.dim;
+    const int64_t heads = layer.padded, dim = layer.dim;
     for (int64_t head = 0; head < heads; head += LANES) {
         Vec sums[KEYS] = {};
         const float* q = query.q + head;
@@ -94,25 +92,6 @@ void score_keys(const Query& query, const Layer& layer, const float* keys, float
             for (int k = 0; k < KEYS; ++k) sums[k] = multiply_add(splat(keys[k * dim + i]), factors, sums[k]);
         }
         for (int k = 0; k < KEYS; ++k) store(shares + k * heads + head, sums[k]);
-    }
-}
-
-// Scores of `count` keys into shares, against the new peak.
-void update_shares(const Query& query, const Sums& sums, int64_t heads, int64_t count) {
-    for (int64_t head = 0; head < heads; head += LANES) {
-        Vec peak = load(sums.peak + head);
-        const Vec before = peak;
-        for (int64_t k = 0; k < count; ++k) peak = maximum(peak, load(query.shares + k * heads + head));
-        const Vec decay = exponential(before - peak);
-        Vec total = load(sums.total + head) * decay;
-        for (int64_t k = 0; k < count; ++k) {
-            const Vec share = exponential(load(query.shares + k * heads + head) - peak);
-            store(query.shares + k * heads + head, share);
-            total += share;
-        }
-        store(sums.peak + head, peak);
-        store(query.decay + head, decay);
-        store(sums.total + head, total);
     }
 }
 
@@ -135,9 +114,9 @@ void add_values(const Query& query, int64_t heads, int64_t dim, int64_t head, co
 
 // Fold in `count` <= BLOCK_KEYS keys; up to KEYS - 1 rows behind them may be read and are ignored.
 void fold_block(const Query& query, const Sums& sums, const Layer& layer, const float* keys, int64_t count) {
-    const int64_t heads = layer.padded_heads(), dim = layer.dim;
+    const int64_t heads = layer.padded, dim = layer.dim;
     for (int64_t k = 0; k < count; k += KEYS) score_keys(query, layer, keys + k * dim, query.shares + k * heads);
-    update_shares(query, sums, heads, count);
+    update_shares(sums, heads, count, query.shares, query.decay);
     int64_t head = 0;
     for (; head + HEADS <= layer.heads; head += HEADS)
         for (int64_t i = 0; i < dim; i += VECS * LANES)
@@ -147,25 +126,61 @@ void fold_block(const Query& query, const Sums& sums, const Layer& layer, const 
             add_values<1>(query, heads, dim, head, keys + i, count, sums.result + head * dim + i);
 }
 
-void fold_keys(const Query& query, const Sums& sums, const Layer& layer, const float* keys, int64_t count) {
-    for (int64_t k = 0; k < count; k += BLOCK_KEYS)
-        fold_block(query, sums, layer, keys + k * layer.dim, std::min(BLOCK_KEYS, count - k));
+// The two ways to form sums of one token: what they keep of keys and query, and how they fold a block of keys in.
+struct ByVectors {
+    using Keys = WideKeys;
+    using Number = float;
+    static constexpr int64_t MOST_KEYS = BLOCK_KEYS;
+    const Layer& layer;
+    const Query query;
+
+    ByVectors(const float* q, const Layer& one) : layer(one), query(q, one) {}
+    void fold(const Sums& sums, const Keys& keys, int64_t first, int64_t count) const {
+        fold_block(query, sums, layer, keys.rows + first * keys.dim, count);
+    }
+};
+
+struct ByTiles {
+    using Keys = TileKeys;
+    using Number = uint16_t;
+    static constexpr int64_t MOST_KEYS = TILE_KEYS;
+    const TileUse use{TILE_ROWS};
+    const TileQuery query;
+
+    ByTiles(const float* q, const Layer& layer) : query(q, layer.heads, layer.padded, layer.dim, layer.scale()) {}
+    void fold(const Sums& sums, const Keys& keys, int64_t first, int64_t count) const {
+        fold_tiles(query, sums, keys, first, count);
+    }
+};
+
+// Memory of `count` keys.
+template <class Way, class Tag>
+typename Way::Keys make_keys(int64_t count, int64_t dim, int64_t step) {
+    using Keys = typename Way::Keys;
+    return Keys(scratch<Tag, typename Way::Number>(Keys::size(count, dim, step)), count, dim, step);
 }
 
-void fold_entries(const Query& query, const Sums& sums, const Layer& layer, const Step& step, int64_t row, const int32_t* entries,
-                  float* keys) {
-    const uint8_t* packed[BLOCK_KEYS];
+template <class Way>
+void fold_keys(const Way& way, const Sums& sums, const typename Way::Keys& keys, int64_t first, int64_t count) {
+    for (int64_t k = 0; k < count; k += Way::MOST_KEYS)
+        way.fold(sums, keys, first + k, std::min(Way::MOST_KEYS, count - k));
+}
+
+template <class Way>
+void fold_entries(const Way& way, const Sums& sums, const Step& step, int64_t row, const int32_t* entries, int64_t dim) {
+    const auto keys = make_keys<Way, EntryMemory>(Way::MOST_KEYS, dim, 2);
+    const uint8_t* packed[Way::MOST_KEYS];
     int64_t taken = 0;
     while (taken < step.num_entries) {
         int64_t count = 0;
-        for (; taken < step.num_entries && count < BLOCK_KEYS; ++taken) {
+        for (; taken < step.num_entries && count < Way::MOST_KEYS; ++taken) {
             packed[count] = find_entry(step.batch, *step.pages, row, entries[taken]);
             if (!packed[count]) continue;
             __builtin_prefetch(packed[count]);
             __builtin_prefetch(packed[count++] + step.pages->bytes - 1);
         }
-        for (int64_t k = 0; k < count; ++k) unpack_compressed(packed[k], layer.dim, keys + k * layer.dim);
-        if (count) fold_block(query, sums, layer, keys, count);
+        for (int64_t k = 0; k < count; ++k) keys.add(packed[k], unpack_compressed, k);
+        if (count) way.fold(sums, keys, 0, count);
     }
 }
 
@@ -178,23 +193,29 @@ void finish(const Sums& window, const Sums& entries, const Layer& layer, int64_t
         const float peak = std::max(window.peak[head], entries.peak[head]);
         const float a = exponential(window.peak[head] - peak), b = exponential(entries.peak[head] - peak);
         const float share = 1.0f / (window.total[head] * a + entries.total[head] * b);
-        const float *from = window.result + head * dim, *other = entries.result + head * dim;
+        float *from = window.result + head * dim, *other = entries.result + head * dim;
+        if (layer.is_twice)
+            for (int64_t i = 0, second = layer.period() * dim; i < dim; i += LANES) {
+                store(from + i, load(from + i) + load(from + second + i));
+                store(other + i, load(other + i) + load(other + second + i));
+            }
         for (int64_t i = 0; i < dim; i += LANES)
             store(out + i, load(from + i) * (a * share) + load(other + i) * (b * share));
         rotate(out, dim, turn, true);
     }
 }
 
-// Window vectors of a row's positions first .. last, from its ring before the row's start, else from this step.
-void unpack_window_keys(const Layer& layer, const Step& step, int64_t row, int64_t first, int64_t last, float* keys) {
+// Keys of a row's positions first .. last, from its ring before the row's start, else from this step.
+template <class Keys>
+void unpack_window_keys(const Layer& layer, const Step& step, int64_t row, int64_t first, int64_t last, const Keys& keys) {
     const Batch& batch = step.batch;
     const int64_t start = batch.row_starts[row], bytes = window_bytes(layer.dim);
-    for (int64_t position = first; position <= last; ++position, keys += layer.dim) {
+    for (int64_t position = first; position <= last; ++position) {
         const int64_t ahead = position - start;
         const uint8_t* packed = ahead < 0
             ? step.ring.at(step.ring.slot(batch.row_slots[row]), position % step.ring.entries)
             : step.window_rows + (batch.row_offsets[row] + ahead) * bytes;
-        unpack_window(packed, layer.dim, keys);
+        keys.add(packed, unpack_window, position - first);
     }
 }
 
@@ -212,56 +233,77 @@ int64_t newest_key(const Step& step, int64_t row, int64_t position) {
     return int64_t{batch.row_starts[row]} + batch.row_offsets[row + 1] - batch.row_offsets[row] - 1;
 }
 
+void start(const Sums& sums, const Layer& layer, const float* sink) {
+    sums.begin(layer.padded, layer.heads, layer.period(), layer.dim, sink);
+}
+
+Sums part_of(float* memory, const Layer& layer, int64_t number) {
+    return Sums(memory + number * Sums::size(layer.padded, layer.dim), layer.padded);
+}
+
 // Both parts of every token of a tile, which share its unpacked window.
+template <class Way>
 void attend_tile(const Layer& layer, const Step& step, const Tile& tile) {
     const int64_t dim = layer.dim, oldest = oldest_key(layer, step, tile.row, tile.position);
     const int64_t newest = newest_key(step, tile.row, tile.position + tile.last - tile.first - 1);
-    float* keys = scratch<WindowKeys>((std::max<int64_t>(newest - oldest + 1, 0) + KEYS) * dim);
-    float* block = scratch<EntryKeys>((BLOCK_KEYS + KEYS) * dim);
-    float* memory = scratch<PartSums>(2 * Sums::size(layer));
-    const Sums window(memory, layer), entries(memory + Sums::size(layer), layer);
+    const auto keys = make_keys<Way, WindowMemory>(std::max<int64_t>(newest - oldest + 1, 0), dim, 1);
+    float* memory = scratch<PartSums>(2 * Sums::size(layer.padded, dim));
+    const Sums window = part_of(memory, layer, 0), entries = part_of(memory, layer, 1);
     unpack_window_keys(layer, step, tile.row, oldest, newest, keys);
     for (int64_t number = tile.first; number < tile.last; ++number) {
         const int64_t position = tile.position + number - tile.first;
         const int64_t begin = oldest_key(layer, step, tile.row, position);
         const int64_t end = newest_key(step, tile.row, position);
-        const Query query(step.q + number * layer.heads * dim, layer);
-        window.begin(layer, layer.sink);
-        if (begin <= end) fold_keys(query, window, layer, keys + (begin - oldest) * dim, end - begin + 1);
-        entries.begin(layer, nullptr);
+        const Way way(step.q + number * layer.heads * dim, layer);
+        start(window, layer, layer.sink);
+        if (begin <= end) fold_keys(way, window, keys, begin - oldest, end - begin + 1);
+        start(entries, layer, nullptr);
         if (step.pages)
-            fold_entries(query, entries, layer, step, tile.row, step.entries + number * step.num_entries, block);
+            fold_entries(way, entries, step, tile.row, step.entries + number * step.num_entries, dim);
         finish(window, entries, layer, position, step.out + number * layer.heads * dim);
     }
 }
 
 // Tiles of one token each, whose parts are worked on side by side.
+template <class Way>
 void attend_split(const Layer& layer, const Step& step, const Tile* tiles, int64_t count) {
-    const int64_t size = Sums::size(layer), dim = layer.dim;
-    float* memory = scratch<SplitSums>(2 * count * size);
+    const int64_t dim = layer.dim;
+    float* memory = scratch<SplitSums>(2 * count * Sums::size(layer.padded, dim));
     parallel(2 * count, 1, [=](int64_t first, int64_t last) {
         for (int64_t i = first; i < last; ++i) {
             const Tile& tile = tiles[i / 2];
-            const Sums sums(memory + i * size, layer);
-            const Query query(step.q + tile.first * layer.heads * dim, layer);
-            const int64_t oldest = oldest_key(layer, step, tile.row, tile.position);
-            const int64_t newest = newest_key(step, tile.row, tile.position);
-            const int64_t num_keys = std::max<int64_t>(newest - oldest + 1, 0);
-            sums.begin(layer, i % 2 ? nullptr : layer.sink);
+            const Sums sums = part_of(memory, layer, i);
+            const Way way(step.q + tile.first * layer.heads * dim, layer);
+            start(sums, layer, i % 2 ? nullptr : layer.sink);
             if (i % 2 == 0) {
-                float* keys = scratch<WindowKeys>((num_keys + KEYS) * dim);
+                const int64_t oldest = oldest_key(layer, step, tile.row, tile.position);
+                const int64_t newest = newest_key(step, tile.row, tile.position);
+                const int64_t num_keys = std::max<int64_t>(newest - oldest + 1, 0);
+                const auto keys = make_keys<Way, WindowMemory>(num_keys, dim, 1);
                 unpack_window_keys(layer, step, tile.row, oldest, newest, keys);
-                fold_keys(query, sums, layer, keys, num_keys);
+                fold_keys(way, sums, keys, 0, num_keys);
             } else if (step.pages) {
-                float* block = scratch<EntryKeys>((BLOCK_KEYS + KEYS) * dim);
-                fold_entries(query, sums, layer, step, tile.row, step.entries + tile.first * step.num_entries, block);
+                fold_entries(way, sums, step, tile.row, step.entries + tile.first * step.num_entries, dim);
             }
         }
     });
-    for (int64_t i = 0; i < count; ++i) {
-        const Sums window(memory + 2 * i * size, layer), entries(memory + (2 * i + 1) * size, layer);
-        finish(window, entries, layer, tiles[i].position, step.out + tiles[i].first * layer.heads * dim);
+    for (int64_t i = 0; i < count; ++i)
+        finish(part_of(memory, layer, 2 * i), part_of(memory, layer, 2 * i + 1), layer, tiles[i].position,
+               step.out + tiles[i].first * layer.heads * dim);
+}
+
+template <class Way>
+void attend_by(const Layer& layer, const Step& step) {
+    const Batch& batch = step.batch;
+    if (batch.num_tokens <= SPLIT_TOKENS) {
+        const auto tiles = tiles_of(batch, 1);
+        return attend_split<Way>(layer, step, tiles.data(), static_cast<int64_t>(tiles.size()));
     }
+    const int64_t share = (batch.num_tokens + num_threads() - 1) / num_threads();  // a row alone is for all threads
+    const auto tiles = tiles_of(batch, std::min(TILE_TOKENS, share));
+    parallel(static_cast<int64_t>(tiles.size()), 1, [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) attend_tile<Way>(layer, step, tiles[i]);
+    });
 }
 
 }  // namespace
@@ -272,15 +314,10 @@ using namespace deepinfer;
 EXPORT void attend(const Batch* batch, const float* q, const uint8_t* window_rows, const Cache* ring,
                    const Cache* pages, const int32_t* entries, int64_t num_entries, const float* sink,
                    const float* frequencies, int64_t heads, int64_t dim, int64_t window, int64_t pairs, float* out) {
-    const Layer layer{sink, frequencies, heads, dim, window, pairs};
+    const int64_t together = uses_tiles() ? TILE_HEADS : LANES;
+    const Layer layer{sink, frequencies, heads, dim, window, pairs, (heads + together - 1) / together * together,
+                      uses_tiles() && lies_twice(heads)};
     const Step step{*batch, *ring, pages, window_rows, q, entries, num_entries, out};
-    if (batch->num_tokens <= SPLIT_TOKENS) {
-        const auto tiles = tiles_of(*batch, 1);
-        return attend_split(layer, step, tiles.data(), static_cast<int64_t>(tiles.size()));
-    }
-    const int64_t share = (batch->num_tokens + num_threads() - 1) / num_threads();  // a row alone is for all threads
-    const auto tiles = tiles_of(*batch, std::min(TILE_TOKENS, share));
-    parallel(static_cast<int64_t>(tiles.size()), 1, [&](int64_t begin, int64_t end) {
-        for (int64_t i = begin; i < end; ++i) attend_tile(layer, step, tiles[i]);
-    });
+    if (uses_tiles()) attend_by<ByTiles>(layer, step);
+    else attend_by<ByVectors>(layer, step);
 }

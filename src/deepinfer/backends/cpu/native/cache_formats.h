@@ -25,6 +25,8 @@ void unpack_window(const uint8_t* row, int64_t dim, float* x);
 void unpack_compressed(const uint8_t* row, int64_t dim, float* x);
 void unpack_index(const uint8_t* row, int64_t dim, float* x);
 
+using Unpack = decltype(&unpack_window);
+
 // PANEL_ROWS index rows side by side: panel [dim][PANEL_ROWS].
 constexpr int64_t PANEL_ROWS = 16;
 void unpack_index_panel(const uint8_t* const* rows, int64_t dim, float* panel);

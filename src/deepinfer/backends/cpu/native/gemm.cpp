@@ -7,12 +7,13 @@
 #include "round.h"
 #include "scratch.h"
 #include "threads.h"
+#include "tile_products.h"
 #include "vector.h"
 
 namespace deepinfer {
 namespace {
 
-constexpr int TILE_ROWS = 12 / VECS;         // rows of x whose sums fill the registers
+constexpr int FIT_ROWS = 12 / VECS;         // rows of x whose sums fill the registers
 constexpr int DIRECT_TILE = 5;               // rows beside whose sums there is room for weights being decoded
 constexpr int64_t DIRECT_ROWS = 10;          // up to here each tile decodes the weights for itself
 constexpr int64_t CHUNK = 256;               // columns that are decoded at a time, 16 KiB
@@ -126,9 +127,7 @@ struct Panel {
 };
 
 Panel panel_at(const Matrix& matrix, int64_t number, int64_t columns) {
-    constexpr int64_t half_bytes[] = {8, 4, 2, 1};
-    const int64_t bytes = columns * PANEL * half_bytes[matrix.format] / 2;
-    return {static_cast<const uint8_t*>(matrix.values) + number * bytes,
+    return {static_cast<const uint8_t*>(matrix.values) + number * panel_bytes(matrix.format, columns),
             matrix.exponents ? matrix.exponents + number * (columns / BLOCK) * PANEL : nullptr};
 }
 
@@ -158,7 +157,7 @@ void panel_of_many(const Rows& x, const Panel& panel, Source source, Target to) 
     for (int64_t start = 0; start < x.columns; start += CHUNK) {
         const int64_t columns = std::min(CHUNK, x.columns - start);
         decode(source, panel.exponents, start, columns, decoded);
-        tiles<TILE_ROWS>({x.from + start, x.count, x.stride, columns}, FloatSource{decoded}, nullptr, 1.0f, to,
+        tiles<FIT_ROWS>({x.from + start, x.count, x.stride, columns}, FloatSource{decoded}, nullptr, 1.0f, to,
                          start == 0);
     }
 }
@@ -187,7 +186,7 @@ void panels(const float* x, int64_t count, int64_t stride, const Matrix& matrix,
         const Source source{reinterpret_cast<const Value*>(panel.values)};
         const Target to{out + number * PANEL, out_stride, std::min<int64_t>(PANEL, matrix.rows - number * PANEL)};
         const float unit = 1.0f / (Source::UNIT * Source::FACTOR);
-        if (is_wide) tiles<TILE_ROWS>(rows, source, nullptr, 1.0f, to, true);
+        if (is_wide) tiles<FIT_ROWS>(rows, source, nullptr, 1.0f, to, true);
         else if (is_direct) tiles<DIRECT_TILE>(rows, source, panel.exponents, unit, to, true);
         else panel_of_many(rows, panel, source, to);
     }
@@ -197,8 +196,9 @@ void panels(const float* x, int64_t count, int64_t stride, const Matrix& matrix,
 
 void gemm_panels(const float* x, int64_t num_rows, int64_t stride, const Matrix& matrix, float* out,
                  int64_t out_stride, int64_t first, int64_t last) {
+    if (is_tiled(matrix)) return tiled_gemm_panels(x, num_rows, stride, matrix, out, out_stride, first, last);
     const int64_t cached = CACHED_BYTES / 4 / std::max<int64_t>(1, matrix.columns);
-    const int64_t step = std::max<int64_t>(TILE_ROWS, cached / TILE_ROWS * TILE_ROWS);
+    const int64_t step = std::max<int64_t>(FIT_ROWS, cached / FIT_ROWS * FIT_ROWS);
     for (int64_t row = 0; row < num_rows; row += step) {
         const int64_t count = std::min(step, num_rows - row);
         const float* from = x + row * stride;
@@ -213,15 +213,17 @@ void gemm_panels(const float* x, int64_t num_rows, int64_t stride, const Matrix&
 }
 
 void gemm_all(const Product* products, int64_t count) {
+    if (count && is_tiled(*products->matrix)) return tiled_gemm_all(products, count);
+    const auto rounds = [](const Product& one) { return one.matrix->rounds && !one.is_rounded; };
     Product* ready = scratch<ReadyScratch, Product>(count);
     int64_t num_rounded = 0;
     for (int64_t i = 0; i < count; ++i)
-        if (products[i].matrix->rounds) num_rounded += products[i].num_rows * products[i].matrix->columns;
+        if (rounds(products[i])) num_rounded += products[i].num_rows * products[i].matrix->columns;
     float* rounded = scratch<RoundedScratch>(num_rounded);
     for (int64_t i = 0; i < count; ++i) {
         const Product& from = products[i];
         ready[i] = from;
-        if (!from.matrix->rounds) continue;
+        if (!rounds(from)) continue;
         const int64_t columns = from.matrix->columns;
         parallel(from.num_rows, ROUND_GRAIN, [=](int64_t first, int64_t last) {
             for (int64_t row = first; row < last; ++row)

@@ -29,7 +29,6 @@ struct RoundedScratch;
 struct PairScratch;
 struct ProductScratch;
 struct FeedScratch;
-struct GateScratch;
 struct BeginScratch;
 struct NextScratch;
 struct PlaceScratch;
@@ -79,6 +78,7 @@ struct Feed {
     int64_t rows, stride;
     const float* share;
     float* out;
+    bool is_rounded;  // x is, if the matrices want it
 };
 
 // out = down(swiglu(gate_up x) * share) for experts of one size.
@@ -91,7 +91,8 @@ void feed_all(const Feed* feeds, int64_t count, float limit) {
     Product* products = scratch<ProductScratch, Product>(2 * count);
     for (int64_t i = 0, row = 0; i < count; row += feeds[i++].rows) {
         const Feed& one = feeds[i];
-        products[i] = {one.x, one.rows, one.stride, one.gate_up, both + row * 2 * inner, 2 * inner};
+        products[i] = {one.x, one.rows, one.stride, one.gate_up, both + row * 2 * inner, 2 * inner,
+                       one.is_rounded};
         products[count + i] = {kept + row * inner, one.rows, inner, one.down, one.out, hidden};
     }
     gemm_all(products, count);
@@ -156,13 +157,10 @@ void feed_stretches(const Experts& experts, const Stretch* stretches, int64_t co
         shares[i] = share[pair];
     }
     Feed* feeds = scratch<FeedScratch, Feed>(count);
-    Matrix* gate_ups = scratch<GateScratch, Matrix>(count);
     for (int64_t i = 0; i < count; ++i) {
         const Stretch& one = stretches[i];
-        gate_ups[i] = experts.gate_up[one.expert];
-        gate_ups[i].rounds = 0;
-        feeds[i] = {&gate_ups[i], &experts.down[one.expert], inputs + (one.first - begin) * width,
-                    one.last - one.first, width, shares + one.first - begin, outputs + one.first * hidden};
+        feeds[i] = {&experts.gate_up[one.expert], &experts.down[one.expert], inputs + (one.first - begin) * width,
+                    one.last - one.first, width, shares + one.first - begin, outputs + one.first * hidden, true};
     }
     feed_all(feeds, count, experts.limit);
 }
@@ -237,7 +235,7 @@ EXPORT void shared_expert(const Experts* expert, const float* x, int64_t stride,
     const int64_t hidden = expert->down->rows;
     for (int64_t t = 0; t < tokens; t += CHUNK) {
         const Feed feed{expert->gate_up, expert->down, x + t * stride, std::min(CHUNK, tokens - t),
-                        stride,          nullptr,      out + t * hidden};
+                        stride,          nullptr,      out + t * hidden,         false};
         feed_all(&feed, 1, expert->limit);
     }
     parallel(tokens, GRAIN, [=](int64_t first, int64_t last) {

@@ -35,9 +35,9 @@ inline void round_fp8(const float* x, int64_t count, float* rounded) {
         int32_t quotient_bits;
         std::memcpy(&quotient_bits, &quotient, sizeof quotient);
         const int32_t exponent = ((quotient_bits - 1) >> 23) + 1;  // of the smallest power of two at or above it
-        const bool is_finite = peak_bits < 0x7f800000;
+        const bool is_finite = peak_bits < 0x7f800000;  // else the scale is NaN, and its inverse anything
         const Vec scale = is_finite ? bits(splat_int(exponent << 23)) : splat(NAN);
-        const Vec inverse = bits(splat_int((254 - exponent) << 23)), limit = splat(448.0f);
+        const Vec inverse = bits(splat_int(is_finite ? (254 - exponent) << 23 : 0)), limit = splat(448.0f);
         for (int i = 0; i < SIZE; ++i) {
             const Vec scaled = minimum(maximum(part[i] * inverse, -limit), limit);
             store(rounded + start + i * LANES, nearest_e4m3(scaled) * scale);

@@ -1,0 +1,205 @@
+// Rows of x become tiles of bf16 numbers first. Rounded to fp8, x is exact in bf16; otherwise it is the sum of three
+// bf16 numbers, and each product is three. A sum goes from the first block of 32 columns to the last, the
+// parts of x within a block from the largest to the smallest. One row or two leave most of a tile empty; vectors do
+// the same sums for them in the same order (few_products.h).
+
+#include "tile_products.h"
+
+#include <algorithm>
+
+#include "bf16.h"
+#include "few_products.h"
+#include "round.h"
+#include "scratch.h"
+#include "threads.h"
+#include "tiles.h"
+
+namespace deepinfer {
+namespace {
+
+constexpr int64_t ROW_GRAIN = 4;      // tiles of rows that a thread makes at least
+constexpr int MAX_PANELS = 4;         // that are multiplied together
+
+struct LeftScratch;
+struct JobScratch;
+struct RightScratch;
+
+// Rows of x as tiles: [tiles][blocks][parts] of [16 rows][32], the rows past the last zero unless there is one tile. A
+// few rows are floats instead: [blocks][parts][rows][32].
+struct Left {
+    const uint16_t* tiles;
+    int64_t rows, blocks, parts;
+
+    bool is_few() const { return rows <= FEW_ROWS; }
+    const float* few() const { return reinterpret_cast<const float*>(tiles); }
+
+    int64_t num_tiles() const { return (rows + TILE_ROWS - 1) / TILE_ROWS; }
+    int64_t tile_numbers() const { return blocks * parts * TILE_ROWS * BLOCK; }  // more than a few rows take
+};
+
+Left left_of(const Matrix& matrix, int64_t rows) {
+    return {nullptr, rows, (matrix.columns + BLOCK - 1) / BLOCK, matrix.rounds ? 1 : PARTS};
+}
+
+// Tile `number` of the rows.
+void make_tile(const float* x, int64_t stride, int64_t columns, bool rounds, const Left& left, int64_t number,
+               uint16_t* tiles) {
+    uint16_t* tile = tiles + number * left.tile_numbers();
+    const int64_t rows = std::min<int64_t>(TILE_ROWS, left.rows - number * TILE_ROWS);
+    if (rows < TILE_ROWS && left.num_tiles() > 1) std::fill(tile, tile + left.tile_numbers(), uint16_t{0});
+    for (int64_t row = 0; row < rows; ++row) {
+        const float* from = x + (number * TILE_ROWS + row) * stride;
+        for (int64_t block = 0; block < left.blocks; ++block) {
+            float values[BLOCK];
+            const int64_t start = block * BLOCK, count = std::min<int64_t>(BLOCK, columns - start);
+            const float* ready = from + start;
+            if (rounds) round_fp8(ready, BLOCK, values), ready = values;
+            else if (count < BLOCK) {
+                std::copy_n(ready, count, values);
+                std::fill(values + count, values + BLOCK, 0.0f);
+                ready = values;
+            }
+            if (left.is_few()) {
+                auto* to = reinterpret_cast<float*>(tiles) + (block * left.parts * rows + row) * BLOCK;
+                split_few(ready, left.parts, rows * BLOCK, to);
+            } else {
+                uint16_t* to = tile + (block * left.parts * TILE_ROWS + row) * BLOCK;
+                split_bf16(ready, BLOCK, left.parts, TILE_ROWS * BLOCK, to);
+            }
+        }
+    }
+}
+
+// A panel of e2m1 codes as tiles of bf16 numbers.
+void widen_panel(const uint8_t* codes, const uint8_t* exponents, int64_t blocks, uint8_t* to) {
+    for (int64_t block = 0; block < blocks; ++block, to += TILE_BYTES) {
+        const TiledE2m1Block source(codes, exponents, block);
+        for (int i = 0; i < 4; ++i) {
+            Pairs pairs[4];
+            source.get(i, pairs);
+            for (int j = 0; j < 4; ++j)
+                for (int v = 0; v < VECS; ++v)
+                    store(reinterpret_cast<float*>(to + (4 * i + j) * 64) + v * LANES, bits(pairs[j].part[v]));
+        }
+    }
+}
+
+// Where a tile's sums go: `rows` rows of `columns` numbers.
+struct Target {
+    float* out;
+    int64_t stride, rows, columns;
+};
+
+template <int T>
+void put(const Target& to, bool is_exact) {
+    if (is_exact && to.columns >= PANEL) return tile_store<T>(to.out, to.stride * 4);
+    alignas(64) float all[TILE_ROWS][PANEL];
+    tile_store<T>(all, PANEL * 4);
+    for (int64_t row = 0; row < to.rows; ++row)
+        std::copy_n(all[row], std::min<int64_t>(to.columns, PANEL), to.out + row * to.stride);
+}
+
+// R tiles of rows times P panels.
+template <int R, int P>
+void multiply_tiles(const Left& left, int64_t tile, const uint8_t* const* panels, int64_t tile_rows, const Target& to) {
+    static_assert(R <= 2 && R * P <= NUM_SUM_TILES);
+    const uint16_t* rows = left.tiles + tile * left.tile_numbers();
+    each<R * P>([](auto i) { tile_zero<i>(); });
+    for (int64_t block = 0; block < left.blocks; ++block)
+        for (int64_t part = 0; part < left.parts; ++part, rows += TILE_ROWS * BLOCK) {
+            each<R>([&](auto r) { tile_load<NUM_SUM_TILES + r>(rows + r * left.tile_numbers(), 64); });
+            each<P>([&](auto p) {
+                if (P > 2 || part == 0) tile_load<6 + p % 2>(panels[p] + block * TILE_BYTES, 64);
+                each<R>([&](auto r) { tile_multiply<r * P + p, NUM_SUM_TILES + r, 6 + p % 2>(); });
+            });
+        }
+    each<R>([&](auto r) {
+        const int64_t first = (tile + r) * TILE_ROWS, count = std::min<int64_t>(TILE_ROWS, left.rows - first);
+        each<P>([&](auto p) {
+            put<r * P + p>({to.out + first * to.stride + p * PANEL, to.stride, count, to.columns - p * PANEL},
+                           count == tile_rows);
+        });
+    });
+}
+
+template <int R, int P>
+void multiply_some(int64_t num_panels, const Left& left, int64_t tile, const uint8_t* const* panels, int64_t tile_rows,
+                   const Target& to) {
+    if constexpr (P > 1) {
+        if (num_panels < P) return multiply_some<R, P - 1>(num_panels, left, tile, panels, tile_rows, to);
+    }
+    multiply_tiles<R, P>(left, tile, panels, tile_rows, to);
+}
+
+// Panels first .. last - 1 with all rows.
+void multiply_panels(const Left& left, const Matrix& matrix, float* out, int64_t stride, int64_t first, int64_t last) {
+    const int64_t tiles = left.num_tiles(), tile_rows = tiles == 1 ? left.rows : TILE_ROWS;
+    const int64_t together = tiles == 1 ? MAX_PANELS : 2, wide_bytes = left.blocks * TILE_BYTES;
+    const auto* values = static_cast<const uint8_t*>(matrix.values);
+    const bool is_packed = matrix.format == TILED_E2M1;
+    if (left.is_few()) return few_products(left.few(), left.rows, left.parts, matrix, out, stride, first, last);
+    uint8_t* widened = is_packed ? scratch<RightScratch, uint8_t>(together * wide_bytes) : nullptr;
+    const TileUse use(static_cast<int>(tile_rows));
+    for (int64_t panel = first; panel < last; panel += together) {
+        const int64_t count = std::min(together, last - panel);
+        const uint8_t* panels[MAX_PANELS];
+        for (int64_t p = 0; p < count; ++p) {
+            panels[p] = is_packed ? widened + p * wide_bytes : values + (panel + p) * wide_bytes;
+            if (!is_packed) continue;
+            widen_panel(values + (panel + p) * panel_bytes(matrix.format, matrix.columns),
+                        matrix.exponents + (panel + p) * left.blocks * PANEL, left.blocks, widened + p * wide_bytes);
+        }
+        const Target to{out + panel * PANEL, stride, left.rows, matrix.rows - panel * PANEL};
+        if (tiles == 1) multiply_some<1, MAX_PANELS>(count, left, 0, panels, tile_rows, to);
+        int64_t tile = 0;
+        for (; tiles > 1 && tile + 2 <= tiles; tile += 2) multiply_some<2, 2>(count, left, tile, panels, tile_rows, to);
+        if (tiles > 1 && tile < tiles) multiply_some<1, 2>(count, left, tile, panels, tile_rows, to);
+    }
+}
+
+}  // namespace
+
+void tiled_gemm_all(const Product* products, int64_t count) {
+    struct Job {
+        int64_t product, tile;
+    };
+    Left* lefts = scratch<LeftScratch, Left>(count);
+    int64_t num_jobs = 0, size = 0;
+    for (int64_t i = 0; i < count; ++i) {
+        lefts[i] = left_of(*products[i].matrix, products[i].num_rows);
+        num_jobs += lefts[i].num_tiles(), size += lefts[i].num_tiles() * lefts[i].tile_numbers();
+    }
+    uint16_t* tiles = scratch<Job, uint16_t>(size);
+    Job* jobs = scratch<JobScratch, Job>(num_jobs);
+    for (int64_t i = 0; i < count; ++i) {
+        lefts[i].tiles = tiles;
+        tiles += lefts[i].num_tiles() * lefts[i].tile_numbers();
+        for (int64_t tile = 0; tile < lefts[i].num_tiles(); ++tile) *jobs++ = {i, tile};
+    }
+    jobs -= num_jobs;
+    parallel(num_jobs, ROW_GRAIN, [=](int64_t first, int64_t last) {
+        for (const Job* job = jobs + first; job < jobs + last; ++job) {
+            const Product& one = products[job->product];
+            make_tile(one.x, one.stride, one.matrix->columns, one.matrix->rounds && !one.is_rounded, lefts[job->product],
+                      job->tile, const_cast<uint16_t*>(lefts[job->product].tiles));
+        }
+    });
+    parallel(count && size ? num_panels(*products->matrix) : 0, 1, [=](int64_t first, int64_t last) {
+        for (int64_t i = 0; i < count; ++i)
+            if (products[i].num_rows)
+                multiply_panels(lefts[i], *products[i].matrix, products[i].out, products[i].out_stride, first, last);
+    });
+}
+
+void tiled_gemm_panels(const float* x, int64_t num_rows, int64_t stride, const Matrix& matrix, float* out,
+                       int64_t out_stride, int64_t first, int64_t last) {
+    if (!num_rows) return;
+    Left left = left_of(matrix, num_rows);
+    uint16_t* tiles = scratch<Left, uint16_t>(left.num_tiles() * left.tile_numbers());
+    for (int64_t tile = 0; tile < left.num_tiles(); ++tile)
+        make_tile(x, stride, matrix.columns, false, left, tile, tiles);
+    left.tiles = tiles;
+    multiply_panels(left, matrix, out, out_stride, first, last);
+}
+
+}  // namespace deepinfer
