@@ -120,13 +120,26 @@ class Service:
         """What `make` returns; beside the event loop if it may take long."""
         return await asyncio.to_thread(make) if is_big else make()
 
-    def check(self, body: Mapping[str, Any], own: Iterable[str], request: Request) -> None:
-        """Raise ApiError or RequestError for a model that is not here, and (strict) for an unknown field."""
+    def check(
+        self,
+        body: Mapping[str, Any],
+        own: Iterable[str],
+        request: Request,
+        *,
+        refused: Mapping[str, str] | None = None,
+        left_out: Iterable[str] = (),
+    ) -> None:
+        """Raise ApiError or RequestError for a model that is not here, a wish that cannot be met, and (strict) for
+        an unknown field.
+
+        own, left_out: as in `fields.unknown`. refused: as in `fields.check_wishes`.
+        """
         name = fields.text(body, "model")
         if name is not None and name not in self.names:
             raise ApiError(404, f"model {shown(name)} is not here; this server has {', '.join(self.names)}", "model",
                            "model_not_found")  # fmt: skip
-        ignored = fields.unknown(body, own)
+        fields.check_wishes(body, refused or {})
+        ignored = fields.unknown(body, own, left_out)
         if ignored and self.options.strict_fields:
             raise RequestError(f"unknown field {shown(ignored[0])}; leave it out (this server is strict about fields)")
         if ignored:
