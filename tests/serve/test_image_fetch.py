@@ -13,10 +13,12 @@ import deepinfer
 from deepinfer.config.serve import ServeOptions
 from deepinfer.errors import ConfigError, RequestError
 from deepinfer.serve import image_fetch
-from deepinfer.serve.image_fetch import ImageFetcher
+from deepinfer.serve.body import BIG_BYTES
+from deepinfer.serve.image_fetch import MAX_REQUESTS, ImageFetcher
 from deepinfer.serve.names import Names
+from deepinfer.serve.service import NUM_WORKERS
 from serve_client import running
-from waiting import PATIENCE
+from waiting import PATIENCE, wait_until
 
 EVAL = Path(deepinfer.__file__).parent / "data" / "deepinfer-nano" / "eval" / "eval.jsonl"
 RECORD = json.loads(next(line for line in EVAL.read_text().splitlines() if '"image_digit"' in line))
@@ -113,6 +115,30 @@ def test_size_and_number_are_bounded(host):
         fetch([(f"http://{host}/picture.png", "image 1")])
     with pytest.raises(RequestError, match="17 images are given by URL; at most 16"):
         fetch([(f"http://{host}/picture.png", "image")] * 17)
+
+
+def test_slow_hosts_leave_threads_for_other_big_bodies(monkeypatch):
+    """More requests than there are threads ask for a host that does not answer; a big body comes after them."""
+    ends = threading.Event()
+    monkeypatch.setattr(Names, "public_addresses", lambda names, host, deadline: [] if ends.wait(PATIENCE) else [])
+    part = {"type": "image_url", "image_url": {"url": "http://slow.test/a.png"}}
+    statuses = []
+    with running({"device": "null"}, allowed_image_domain=("slow.test",)) as server:
+
+        def ask():
+            body = {"messages": [{"role": "user", "content": [part]}], "max_tokens": 2}
+            statuses.append(server.post("/v1/chat/completions", **body).status_code)
+
+        threads = [threading.Thread(target=ask) for _ in range(NUM_WORKERS + 8)]
+        for thread in threads:
+            thread.start()
+        wait_until(lambda: len(statuses) == len(threads) - MAX_REQUESTS)
+        assert {*statuses} == {429}, "they are told to come back"
+        assert server.post("/v1/completions", prompt="a", user="big" * BIG_BYTES, max_tokens=2).status_code == 200
+        ends.set()
+        for thread in threads:
+            thread.join(PATIENCE)
+    assert statuses.count(400) == MAX_REQUESTS
 
 
 def test_an_allowed_host_with_a_private_address_is_not_connected_to(port):

@@ -18,11 +18,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import SplitResult, urljoin, urlsplit
 
-from deepinfer.errors import RequestError, shown
+from deepinfer.errors import QueueFullError, RequestError, shown
 from deepinfer.serve.names import Names, seconds_until
 
 MAX_URLS = 16  # in one request
 MAX_SECONDS = 20.0  # for all of them
+MAX_REQUESTS = 16  # that download at a time, fewer than the threads that work on bodies
 MAX_REDIRECTS = 3
 MAX_ADDRESSES = 4  # of a host, tried one after another
 PORTS = {"http": 80, "https": 443}
@@ -39,13 +40,21 @@ class ImageFetcher:
     domains: frozenset[str]
     max_bytes: int
     names: Names = field(default_factory=Names)
+    turns: threading.BoundedSemaphore = field(default_factory=lambda: threading.BoundedSemaphore(MAX_REQUESTS))
 
     def __call__(self, images: Sequence[tuple[str, str]]) -> list[bytes]:
-        """Raises RequestError for the first one that may not or cannot be had."""
+        """Raises RequestError for the first one that may not or cannot be had, QueueFullError while too many download."""
         if len(images) > MAX_URLS:
             raise RequestError(f"{len(images)} images are given by URL; at most {MAX_URLS} are downloaded")
-        deadline = time.monotonic() + MAX_SECONDS
-        return [self._fetch(url, f"{name} at {shown(url)}", deadline) for url, name in images]
+        if not self.turns.acquire(blocking=False):
+            raise QueueFullError(
+                f"{MAX_REQUESTS} requests download images already; try again later or give their bytes"
+            )
+        try:
+            deadline = time.monotonic() + MAX_SECONDS
+            return [self._fetch(url, f"{name} at {shown(url)}", deadline) for url, name in images]
+        finally:
+            self.turns.release()
 
     def _fetch(self, url: str, name: str, deadline: float) -> bytes:
         for _ in range(MAX_REDIRECTS + 1):
