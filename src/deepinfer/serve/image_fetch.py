@@ -43,7 +43,7 @@ class ImageFetcher:
     turns: threading.BoundedSemaphore = field(default_factory=lambda: threading.BoundedSemaphore(MAX_REQUESTS))
 
     def __call__(self, images: Sequence[tuple[str, str]]) -> list[bytes]:
-        """Raises RequestError for the first one that may not or cannot be had, QueueFullError while too many download."""
+        """Raises RequestError for the first one that may not or cannot be had; QueueFullError: too many download."""
         if len(images) > MAX_URLS:
             raise RequestError(f"{len(images)} images are given by URL; at most {MAX_URLS} are downloaded")
         if not self.turns.acquire(blocking=False):
