@@ -90,7 +90,7 @@ def body() -> tuple[str, bytes]:
 
 
 def fuzz(server: Server, count: int) -> bool:
-    before, started = server.memory_mib(), time.monotonic()
+    memory, started = [], time.monotonic()
     statuses: collections.Counter[int] = collections.Counter()
     is_sound = True
     with httpx.Client(base_url=server.url, timeout=120) as client:
@@ -107,10 +107,10 @@ def fuzz(server: Server, count: int) -> bool:
             if response.status_code >= 500 or "Traceback" in response.text:
                 is_sound = False
                 print(response.status_code, path, data[:300], response.text[:300])
-            if number == count // 10:
-                before = server.memory_mib()  # once caches are warm
+            if number % (count // 10) == 0:
+                memory.append(server.memory_mib())
     print(f"{count} bodies in {time.monotonic() - started:.0f} s: {dict(sorted(statuses.items()))}")
-    print(f"memory (web, engine) MiB: {before} after a tenth, {server.memory_mib()} at the end")
+    print(f"memory (web, engine) MiB by tenths: {[*memory, server.memory_mib()]}")
     print(f"idle after {server.seconds_until_idle():.2f} s; restarts {server.metric('deepinfer:engine_restarts'):.0f}")
     return is_sound and server.metric("deepinfer:engine_restarts") == 0
 

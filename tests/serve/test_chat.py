@@ -154,6 +154,12 @@ def test_an_image_that_is_not_in_the_body_is_refused_by_its_place(client, url):
         ({"messages": SUM, "model": "gpt-4"}, 404, "model", "model 'gpt-4' is not here"),
         ({"messages": SUM, "stream": "yes"}, 400, None, "stream is 'yes'"),
         ({"messages": SUM, "stream_options": {"include_usage": True}}, 400, "stream_options", "stream is not"),
+        ({"messages": SUM, "functions": [{"name": "f"}]}, 400, "functions", "give tools"),
+        ({"messages": SUM, "web_search_options": {"a": 1}}, 400, "web_search_options", "searches nothing"),
+        ({"messages": SUM, "modalities": ["text", "audio"]}, 400, "modalities", "answers are text"),
+        ({"messages": SUM, "skip_special_tokens": False}, 400, "skip_special_tokens", "return_token_ids"),
+        ({"messages": SUM, "separate_reasoning": False}, 400, "separate_reasoning", "never part of the content"),
+        ({"messages": SUM, "add_generation_prompt": False}, 400, "add_generation_prompt", "continue_final_message"),
         ({"messages": SUM, "tools": 3}, 400, None, "chat request refused"),
         (
             {"messages": SUM, "structured_outputs": {"json": {}}, "guided_regex": "a"},
@@ -173,6 +179,30 @@ def test_a_refusal_has_a_status_and_names_the_parameter(server, body, status, pa
     assert error["param"] == param
     assert set(error) == {"message", "type", "param", "code"}
     assert "Traceback" not in response.text and ".py" not in response.text
+
+
+def test_thinking_can_be_left_out_of_the_answer(server):
+    body = {"messages": SUM, "temperature": 0, "seed": 1}
+    shown = server.post("/v1/chat/completions", **body).json()
+    hidden = server.post("/v1/chat/completions", **body, include_reasoning=False).json()
+    told = dict(shown["choices"][0]["message"])
+    assert told.pop("reasoning") and told.pop("reasoning_content")
+    assert hidden["choices"][0]["message"] == told and hidden["usage"] == shown["usage"]
+    *events, _ = server.events("/v1/chat/completions", **body, include_reasoning=False)
+    deltas = [event["choices"][0]["delta"] for event in events]
+    assert "".join(delta.get("content", "") for delta in deltas) == told["content"]
+    assert not any("reasoning" in delta or "reasoning_content" in delta for delta in deltas)
+
+
+@pytest.mark.parametrize(
+    ("path", "ask"), [("/v1/chat/completions", {"messages": SUM}), ("/v1/completions", {"prompt": "a"})]
+)
+def test_each_chunk_tells_the_usage_so_far_if_it_shall(server, path, ask):
+    wish = {"include_usage": True, "continuous_usage_stats": True}
+    *events, last, _ = server.events(path, **ask, max_tokens=8, temperature=0, stream_options=wish)
+    counts = [event["usage"]["completion_tokens"] for event in events]
+    assert counts == sorted(counts) and counts[-1] == last["usage"]["completion_tokens"] == 8
+    assert {event["usage"]["prompt_tokens"] for event in events} == {last["usage"]["prompt_tokens"]}
 
 
 def test_the_request_id_is_echoed_and_duplicates_are_safe(server):

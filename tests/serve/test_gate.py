@@ -8,6 +8,7 @@ from deepinfer.log import JsonLines
 from serve_client import wait_until
 
 HELLO = {"messages": [{"role": "user", "content": "a secret"}], "max_tokens": 2}
+WRONG = {"tempratur": 3, "chat_template_kwargs": {"thinkng": True}}
 
 
 def line_of(caplog, request_id):
@@ -24,11 +25,12 @@ def line_of(caplog, request_id):
 
 def test_a_request_leaves_a_line_without_its_contents(server, caplog):
     caplog.set_level(logging.INFO, "deepinfer.serve.gate")
-    server.http.post("/v1/chat/completions", json={**HELLO, "tempratur": 3}, headers={"x-request-id": "mine"})
+    server.http.post("/v1/chat/completions", json={**HELLO, **WRONG}, headers={"x-request-id": "mine"})
     record = line_of(caplog, "mine")
     line = json.loads(JsonLines().format(record))
     assert line["request_id"] == "mine" and line["status"] == 200 and line["path"] == "/v1/chat/completions"
-    assert line["ignored_fields"] == ["'tempratur'"] and line["level"] == "info" and line["seconds"] > 0
+    assert line["ignored_fields"] == ["'tempratur'", "'chat_template_kwargs.thinkng'"]
+    assert line["level"] == "info" and line["seconds"] > 0
     assert "secret" not in json.dumps(line) + record.getMessage()
 
 

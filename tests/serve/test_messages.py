@@ -79,6 +79,30 @@ def test_errors_have_the_shape_of_the_protocol(claude, options, error, words):
     assert caught.value.request_id
 
 
+def test_an_answer_goes_on_with_what_the_assistant_said_last(claude):
+    answer = claude.messages.create(**ASK | {"messages": [*SUM, {"role": "assistant", "content": "4"}]})
+    assert [block.text for block in answer.content] == ["2"]
+
+
+def test_documents_and_typed_tools_of_the_client_are_taken(claude):
+    source = {"type": "text", "media_type": "text/plain", "data": "What is 12 + 30?"}
+    content = [{"type": "document", "source": source}]
+    ask = ASK | QUIET | {"messages": [{"role": "user", "content": content}]}
+    tool = {"type": "custom", "name": "f", "input_schema": {"type": "object"}}
+    assert claude.messages.create(**ask).content[0].text == "42"
+    plain = {name: value for name, value in tool.items() if name != "type"}
+    counts = [claude.messages.count_tokens(model=ASK["model"], messages=SUM, tools=[one]) for one in (tool, plain)]
+    assert counts[0] == counts[1]
+
+
+@pytest.mark.parametrize(
+    "options", [{"mcp_servers": [{"type": "url", "name": "x", "url": "https://a.test"}]}, {"container": "c"}]
+)
+def test_tools_that_this_server_would_run_are_refused(claude, options):
+    with pytest.raises(anthropic.BadRequestError, match="runs no tools itself"):
+        claude.messages.create(**ASK, extra_body=options)
+
+
 def test_an_image_that_is_no_image_is_refused_by_its_place(claude):
     source = {"type": "base64", "media_type": "image/png", "data": "aGk="}
     content = [{"type": "image", "source": source}]

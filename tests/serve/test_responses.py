@@ -93,6 +93,13 @@ def test_an_answer_that_is_not_stored_is_forgotten(client):
         client.responses.retrieve(answer.id)
 
 
+def test_an_answer_is_not_streamed_again(client):
+    answer = client.responses.create(**ASK, include=["reasoning.encrypted_content"])
+    with pytest.raises(openai.BadRequestError, match="stream is set"):
+        client.responses.retrieve(answer.id, stream=True)
+    assert client.responses.retrieve(answer.id).output_text == answer.output_text
+
+
 def test_the_answers_of_other_keys_are_not_found(null):
     with null.openai("first-key") as first, null.openai("second-key") as second:
         answer = first.responses.create(model="deepinfer-nano", input="a", max_output_tokens=2)
@@ -107,6 +114,11 @@ def test_the_answers_of_other_keys_are_not_found(null):
     [
         ({"previous_response_id": "resp_1"}, "previous_response_id is set"),
         ({"input": [{"type": "item_reference", "id": "msg_1"}]}, r"input\[0\] refers to an item of an earlier answer"),
+        ({"prompt": {"id": "p"}}, "prompt is set, but this server keeps no prompts"),
+        ({"include": ["message.output_text.logprobs"]}, "include has 'message.output_text.logprobs'"),
+        ({"include": "reasoning.encrypted_content"}, "include is 'reasoning.encrypted_content'; it must be a list"),
+        ({"top_logprobs": 3}, "top_logprobs is set"),
+        ({"tools": [{"type": "web_search"}]}, r"tools\[0\].type is 'web_search'; this server runs no tools itself"),
         ({"background": True, "stream": True}, "stream and background"),
         ({"input": []}, "refused"),
         ({"max_output_tokens": -1}, "max_tokens is -1"),

@@ -110,6 +110,15 @@ def test_other_origins_are_not_let_in(server):
     assert "access-control-allow-origin" not in response.headers
 
 
+def test_an_allowed_origin_may_use_every_method():
+    with running({"device": "null"}, allowed_origin=("http://friend.example",)) as one:
+        for method in ("GET", "POST", "DELETE"):
+            headers = {"origin": "http://friend.example", "access-control-request-method": method}
+            answer = one.http.options("/v1/responses/resp_1", headers=headers)
+            assert answer.status_code == 200, answer.text
+            assert answer.headers["access-control-allow-origin"] == "http://friend.example"
+
+
 def leave(server, body, seconds):
     """Ask, read for a while, and hang up."""
     host, port = server.url.removeprefix("http://").split(":")

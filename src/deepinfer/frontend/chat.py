@@ -21,6 +21,7 @@ from deepinfer.errors import ModelError, RequestError, shown
 from deepinfer.frontend.answer import AnswerParser
 from deepinfer.frontend.images import PromptImage
 from deepinfer.frontend.protocol_answers import ProtocolAnswers
+from deepinfer.frontend.restated import restated
 from deepinfer.frontend.stops import StopStrings
 from deepinfer.frontend.tool_choice import Form, Protocol, ToolChoice, split_tool_choice
 from deepinfer.sampling.params import SamplingParams
@@ -253,15 +254,16 @@ class ChatEncoder:
         repeated: Mapping[str, Any] | None = None,
     ) -> ChatPrompt:
         try:
-            named = {**body, "model": MODEL_NAME}
+            named = {**restated(body, protocol), "model": MODEL_NAME}
             plain, choice = split_tool_choice(named, protocol)
             conversion = REQUESTS[protocol](plain).convert(self._options)
             images = self._images(conversion, given or {})
             told = {**named, **(repeated or {})}
             answers = None if protocol == "chat" else ProtocolAnswers.of(protocol, told, conversion, self._options)
-            return ChatPrompt(
-                self._encoding.encode(conversion.conversation), conversion, images, choice, answers=answers
-            )
+            conversation = conversion.conversation
+            if protocol == "messages":
+                conversation = _going_on(conversation)
+            return ChatPrompt(self._encoding.encode(conversation), conversion, images, choice, answers=answers)
         except recipe.ConversionError as error:
             raise RequestError(f"chat request refused: {error}") from None
         except UnicodeEncodeError:
@@ -305,6 +307,25 @@ def _continued(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
             f"continue_final_message is set but the last message has role {role!r:.80}; it must be assistant"
         )
     return [*messages[:-1], {**messages[-1], "prefix": True}]
+
+
+def _going_on(conversation: recipe.Conversation) -> recipe.Conversation:
+    """The conversation, whose last message the answer goes on with if it is text of the assistant's."""
+    *earlier, last = conversation.messages
+    if last.role != "assistant" or last.tool_calls:
+        return conversation
+    if conversation.thinking_mode:
+        raise RequestError(
+            "messages end with the assistant's, which the answer goes on with, but thinking is on and would come "
+            "first; turn thinking off or end with the user's"
+        )
+    return recipe.Conversation(
+        [*earlier, recipe.AssistantMessage(last.content, prefix=True)],
+        thinking_mode=False,
+        tools=conversation.tools,
+        tool_choice=conversation.tool_choice,
+        reasoning_effort=conversation.reasoning_effort,
+    )
 
 
 def _with_urls(messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, PromptImage]]:

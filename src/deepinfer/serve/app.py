@@ -45,7 +45,8 @@ def build_app(service: Service, keys: tuple[str, ...]) -> Starlette:
     middleware = [Middleware(Gate, keys=keys, metrics=service.metrics, traces=service.traces)]
     if service.options.allowed_origin:
         allowed = [*service.options.allowed_origin]
-        cors = Middleware(CORSMiddleware, allow_origins=allowed, allow_methods=["GET", "POST"], allow_headers=["*"])
+        methods = sorted({method for method, _, _ in ROUTES})
+        cors = Middleware(CORSMiddleware, allow_origins=allowed, allow_methods=methods, allow_headers=["*"])
         middleware.insert(0, cors)
     app = Starlette(
         routes=[Route(path, endpoint, methods=[method]) for method, path, endpoint in ROUTES],

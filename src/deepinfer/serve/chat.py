@@ -17,28 +17,33 @@ from deepinfer.sampling.params import SamplingParams
 from deepinfer.serve import fields
 from deepinfer.serve.chat_writer import ChatWriter
 from deepinfer.serve.service import Service
+from deepinfer.serve.usage import StreamUsage
 
 OWN = frozenset({
     "messages", "tools", "tool_choice", "thinking", "reasoning_effort", "response_format", "stream_options",
-    "continue_final_message", "chat_template_kwargs", "enable_thinking",
+    "continue_final_message", "add_generation_prompt", "chat_template_kwargs", "enable_thinking", "include_reasoning",
 })  # fmt: skip
+REFUSED = {
+    "functions": "this server knows the newer form; give tools",
+    "function_call": "this server knows the newer form; give tool_choice",
+    "audio": "this server makes no sound; leave it out",
+    "web_search_options": "this server searches nothing; leave it out",
+}
 
 
 async def create(request: Request) -> Response:
     """Answer a conversation."""
     service: Service = request.app.state.service
     body, is_big = await service.read(request)
-    service.check(body, OWN, request)
+    service.check(body, OWN, request, refused=REFUSED)
     chat_id, known_as = service.ids(body, request, "chatcmpl-")
     prompt, streams = await service.work(is_big, lambda: _streams(service, body))
     is_stream = fields.switch(body, "stream")
-    options = fields.mapping(body, "stream_options")
-    if options and not is_stream:
-        raise RequestError("stream_options is set but stream is not; leave it out or set stream")
     writer = ChatWriter(
         service.tokenizer, streams, chat_id, fields.text(body, "model") or service.names[0],
         is_thinking=prompt.is_thinking,
-        wants_usage=fields.switch(options, "include_usage"),
+        shows_thinking=fields.switch(body, "include_reasoning", True),
+        stream_usage=StreamUsage.of(body),
         wants_ids=fields.switch(body, "return_token_ids"),
     )  # fmt: skip
     return service.answer(service.link.open(streams, known_as), writer, is_stream=is_stream)
@@ -46,9 +51,13 @@ async def create(request: Request) -> Response:
 
 def encode(service: Service, body: Mapping[str, Any]) -> ChatPrompt:
     """The prompt of a chat body, with this server's defaults. Raises RequestError."""
-    return service.encode(
-        with_thinking(body, service), "chat", continue_final_message=fields.switch(body, "continue_final_message")
-    )
+    goes_on = fields.switch(body, "continue_final_message")
+    if not goes_on and not fields.switch(body, "add_generation_prompt", True):
+        raise RequestError(
+            "add_generation_prompt is False, but every prompt ends where the answer begins; leave it out or set "
+            "continue_final_message"
+        )
+    return service.encode(with_thinking(body, service), "chat", continue_final_message=goes_on)
 
 
 def with_thinking(body: Mapping[str, Any], service: Service) -> dict[str, Any]:

@@ -13,13 +13,13 @@ from deepinfer.frontend.stream import RequestStream
 from deepinfer.frontend.tokenizer import NoTokenizer, Tokenizer
 from deepinfer.serve.errors import Dialect
 from deepinfer.serve.logprobs import chat_logprobs
-from deepinfer.serve.usage import usage
+from deepinfer.serve.usage import StreamUsage, usage
 
 DONE = b"data: [DONE]\n\n"
 
 
 class ChatWriter:
-    """Of one request; see `Writer`. wants_usage: a last chunk with the usage. wants_ids: token ids too."""
+    """Of one request; see `Writer`. shows_thinking: False = it is left out. wants_ids: token ids too."""
 
     dialect: Dialect = "openai"
 
@@ -31,16 +31,16 @@ class ChatWriter:
         model: str,
         *,
         is_thinking: bool,
-        wants_usage: bool,
+        shows_thinking: bool,
+        stream_usage: StreamUsage,
         wants_ids: bool,
     ) -> None:
         self._tokenizer, self._streams = tokenizer, streams
         self._think_end = tokenizer.think_end_id if is_thinking else None
-        self._wants_usage, self._wants_ids = wants_usage, wants_ids
+        self._shows_thinking, self._stream_usage, self._wants_ids = shows_thinking, stream_usage, wants_ids
         self._head = {"id": chat_id, "created": int(time.time()), "model": model}
         head = json.dumps(self._head | {"object": "chat.completion.chunk"})
         self._frame = f"data: {head[:-1]}, ".encode()
-        self._no_usage = b', "usage": null' if wants_usage else b""
         self._has_calls = [False for _ in streams]
 
     def start(self) -> bytes:
@@ -58,7 +58,7 @@ class ChatWriter:
         assert isinstance(delta, ChatDelta)
         answer = delta.answer
         parts: list[dict[str, Any]] = []
-        if answer.reasoning:
+        if answer.reasoning and self._shows_thinking:
             parts.append({"reasoning_content": answer.reasoning, "reasoning": answer.reasoning})
         if answer.content:
             parts.append({"content": answer.content})
@@ -82,7 +82,7 @@ class ChatWriter:
 
     def end(self) -> bytes:
         """The usage, if it was asked for, and the end mark."""
-        if not self._wants_usage:
+        if not self._stream_usage.at_end:
             return DONE
         tail = json.dumps({"choices": [], "usage": self._usage()})
         return self._frame + tail[1:].encode() + b"\n\n" + DONE
@@ -106,11 +106,12 @@ class ChatWriter:
 
     def _chunk(self, index: int, delta: dict[str, Any], **more: Any) -> bytes:
         choice = {"index": index, "delta": delta, "finish_reason": None} | more
-        return self._frame + b'"choices": [' + json.dumps(choice).encode() + b"]" + self._no_usage + b"}\n\n"
+        told = self._stream_usage.in_chunk(self._usage)
+        return self._frame + b'"choices": [' + json.dumps(choice).encode() + b"]" + told + b"}\n\n"
 
     def _choice(self, output: ChatOutput, index: int) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": output.content}
-        if output.reasoning:
+        if output.reasoning and self._shows_thinking:
             message |= {"reasoning_content": output.reasoning, "reasoning": output.reasoning}
         if output.tool_calls:
             message["content"] = output.content or None

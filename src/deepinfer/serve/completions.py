@@ -20,9 +20,10 @@ from deepinfer.serve.chat_writer import DONE
 from deepinfer.serve.errors import Dialect
 from deepinfer.serve.logprobs import completion_logprobs
 from deepinfer.serve.service import Service
-from deepinfer.serve.usage import usage
+from deepinfer.serve.usage import StreamUsage, usage
 
 OWN = frozenset({"prompt", "images", "echo", "suffix", "best_of", "stream_options"})
+REFUSED = {"suffix": "this model cannot fill in between two texts; leave it out"}
 DEFAULT_MAX_TOKENS = 16  # of this API, unlike the others'
 
 
@@ -30,14 +31,13 @@ async def create(request: Request) -> Response:
     """Continue each prompt."""
     service: Service = request.app.state.service
     body, is_big = await service.read(request)
-    service.check(body, OWN, request)
+    service.check(body, OWN, request, refused=REFUSED)
     answer_id, known_as = service.ids(body, request, "cmpl-")
     streams = await service.work(is_big, lambda: _streams(service, body))
     is_stream = fields.switch(body, "stream")
-    options = fields.mapping(body, "stream_options")
     writer = CompletionWriter(
         service, streams, answer_id, fields.text(body, "model") or service.names[0],
-        wants_usage=fields.switch(options, "include_usage"),
+        stream_usage=StreamUsage.of(body),
         is_echo=fields.switch(body, "echo"),
         wants_ids=fields.switch(body, "return_token_ids"),
     )  # fmt: skip
@@ -45,8 +45,6 @@ async def create(request: Request) -> Response:
 
 
 def _streams(service: Service, body: Mapping[str, Any]) -> list[RequestStream]:
-    if body.get("suffix") is not None:
-        raise RequestError("suffix is set, but this model cannot fill in between two texts; leave it out")
     params = fields.sampling_params(body, service.defaults)
     if all(body.get(name) is None for name in fields.MAX_TOKENS):
         params = dataclasses.replace(params, max_tokens=max(DEFAULT_MAX_TOKENS, params.min_tokens))
@@ -96,15 +94,14 @@ class CompletionWriter:
         answer_id: str,
         model: str,
         *,
-        wants_usage: bool,
+        stream_usage: StreamUsage,
         is_echo: bool,
         wants_ids: bool,
     ) -> None:
         self._tokenizer, self._streams = service.tokenizer, streams
-        self._wants_usage, self._is_echo, self._wants_ids = wants_usage, is_echo, wants_ids
+        self._stream_usage, self._is_echo, self._wants_ids = stream_usage, is_echo, wants_ids
         self._head = {"id": answer_id, "object": "text_completion", "created": int(time.time()), "model": model}
         self._frame = f"data: {json.dumps(self._head)[:-1]}, ".encode()
-        self._no_usage = b', "usage": null' if wants_usage else b""
         self._lengths = [0 for _ in streams]
         self._has_begun = [False for _ in streams]
 
@@ -116,11 +113,12 @@ class CompletionWriter:
         """The next text of one answer."""
         choice = self._choice(stream, delta.text, delta.token_ids, delta.logprobs, delta.prompt_logprobs)
         choice |= {"finish_reason": delta.finish_reason, "stop_reason": delta.stop_reason}
-        return self._frame + b'"choices": [' + json.dumps(choice).encode() + b"]" + self._no_usage + b"}\n\n"
+        told = self._stream_usage.in_chunk(lambda: usage(self._streams))
+        return self._frame + b'"choices": [' + json.dumps(choice).encode() + b"]" + told + b"}\n\n"
 
     def end(self) -> bytes:
         """The usage, if it was asked for, and the end mark."""
-        if not self._wants_usage:
+        if not self._stream_usage.at_end:
             return DONE
         tail = json.dumps({"choices": [], "usage": usage(self._streams)})
         return self._frame + tail[1:].encode() + b"\n\n" + DONE

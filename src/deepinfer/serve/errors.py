@@ -12,7 +12,10 @@ Dialect = Literal["openai", "anthropic"]
 
 RETRY_SECONDS = "1"
 # Parameters whose name alone does not show that it is one.
-PLAIN_NAMES = ("n", "messages", "temperature", "stop", "seed", "prompt", "priority", "logprobs", "thinking", "tools")
+PLAIN_NAMES = (
+    "n", "messages", "temperature", "stop", "seed", "prompt", "priority", "logprobs", "thinking", "tools", "input",
+    "include", "functions", "audio", "container", "modalities", "suffix", "conversation",
+)  # fmt: skip
 # Status to the error type of each dialect.
 OPENAI_TYPES = {
     400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error", 405: "invalid_request_error",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from deepinfer.errors import RequestError, shown
@@ -25,9 +25,20 @@ COMMON = frozenset({
 # What clients send as a matter of course and what changes nothing here.
 HARMLESS = frozenset({
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
-    "verbosity", "modalities", "add_generation_prompt", "include_reasoning", "separate_reasoning",
-    "skip_special_tokens", "spaces_between_special_tokens", "parallel_tool_calls", "add_special_tokens",
+    "verbosity", "spaces_between_special_tokens", "parallel_tool_calls",
 })  # fmt: skip
+# Fields that may only say what is so anyway, and why.
+FIXED = {
+    "modalities": (["text"], "answers are text"),
+    "skip_special_tokens": (True, "special tokens have no text; set return_token_ids to see them"),
+    "add_special_tokens": (False, "a text is encoded as it is; give token ids to begin with a special one"),
+    "separate_reasoning": (True, "thinking is never part of the content"),
+}
+# Of fields that are objects: what is read in them.
+MEMBERS = {
+    "stream_options": frozenset({"include_usage", "continuous_usage_stats", "include_obfuscation"}),
+    "chat_template_kwargs": frozenset({"thinking", "enable_thinking", "reasoning_effort", "effort"}),
+}
 
 
 def sampling_params(
@@ -50,10 +61,21 @@ def sampling_params(
     return merge_params(defaults, values, {name: value for name, value in more.items() if value is not None})
 
 
-def unknown(body: Mapping[str, Any], own: Iterable[str]) -> list[str]:
-    """The fields that nobody reads. own: those of the protocol."""
-    known = SAMPLING | COMMON | HARMLESS | {"max_completion_tokens"} | set(own)
-    return [name for name in body if name not in known]
+def unknown(body: Mapping[str, Any], own: Iterable[str], left_out: Iterable[str] = ()) -> list[str]:
+    """The fields that nobody reads. own: those of the protocol. left_out: as in `sampling_params`."""
+    known = (SAMPLING - set(left_out)) | COMMON | HARMLESS | {*FIXED, "max_completion_tokens"} | set(own)
+    inner = [f"{name}.{one}" for name, names in MEMBERS.items() for one in mapping(body, name) if one not in names]
+    return [name for name in body if name not in known] + inner
+
+
+def check_wishes(body: Mapping[str, Any], refused: Mapping[str, str]) -> None:
+    """Raise RequestError for a field whose wish cannot be met. refused: names of such fields, and the way out."""
+    for name, way_out in refused.items():
+        if body.get(name):
+            raise RequestError(f"{name} is set, but {way_out}")
+    for name, (only, reason) in FIXED.items():
+        if body.get(name) not in (None, only):
+            raise RequestError(f"{name} is {shown(body[name])}; it must be {shown(only)} or left out: {reason}")
 
 
 def switch(body: Mapping[str, Any], name: str, default: bool = False) -> bool:
@@ -71,6 +93,16 @@ def text(body: Mapping[str, Any], name: str) -> str | None:
     value = body.get(name)
     if value is not None and not isinstance(value, str):
         raise RequestError(f"{name} is {shown(value)}; it must be a text")
+    return value
+
+
+def texts(body: Mapping[str, Any], name: str) -> Sequence[str]:
+    """A field that is a list of texts; an empty one if it is not given. Raises RequestError."""
+    value = body.get(name)
+    if value is None:
+        return ()
+    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+        raise RequestError(f"{name} is {shown(value)}; it must be a list of texts")
     return value
 
 

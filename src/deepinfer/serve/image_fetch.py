@@ -10,26 +10,24 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import ipaddress
 import socket
 import ssl
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from urllib.parse import SplitResult, urljoin, urlsplit
 
-from deepinfer.errors import RequestError, shown
+from deepinfer.errors import QueueFullError, RequestError, shown
+from deepinfer.serve.names import Names, seconds_until
 
 MAX_URLS = 16  # in one request
 MAX_SECONDS = 20.0  # for all of them
+MAX_REQUESTS = 16  # that download at a time, fewer than the threads that work on bodies
 MAX_REDIRECTS = 3
 MAX_ADDRESSES = 4  # of a host, tried one after another
 PORTS = {"http": 80, "https": 443}
 PIECE = 2**16
-GLOBAL_UNICAST = ipaddress.ip_network("2000::/3")  # all that is handed out for the internet of IPv6
-NAT64 = ipaddress.ip_network("64:ff9b::/96")  # older addresses, as a translator makes them
 
 
 @dataclass(frozen=True)
@@ -41,19 +39,29 @@ class ImageFetcher:
 
     domains: frozenset[str]
     max_bytes: int
+    names: Names = field(default_factory=Names)
+    turns: threading.BoundedSemaphore = field(default_factory=lambda: threading.BoundedSemaphore(MAX_REQUESTS))
 
     def __call__(self, images: Sequence[tuple[str, str]]) -> list[bytes]:
-        """Raises RequestError for the first one that may not or cannot be had."""
+        """Raises RequestError for the first one that may not or cannot be had; QueueFullError: too many download."""
         if len(images) > MAX_URLS:
             raise RequestError(f"{len(images)} images are given by URL; at most {MAX_URLS} are downloaded")
-        deadline = time.monotonic() + MAX_SECONDS
-        return [self._fetch(url, f"{name} at {shown(url)}", deadline) for url, name in images]
+        if not self.turns.acquire(blocking=False):
+            raise QueueFullError(
+                f"{MAX_REQUESTS} requests download images already; try again later or give their bytes"
+            )
+        try:
+            deadline = time.monotonic() + MAX_SECONDS
+            return [self._fetch(url, f"{name} at {shown(url)}", deadline) for url, name in images]
+        finally:
+            self.turns.release()
 
     def _fetch(self, url: str, name: str, deadline: float) -> bytes:
         for _ in range(MAX_REDIRECTS + 1):
             place = self._allowed(url, name)
             try:
-                with _response(place, deadline) as response:
+                addresses = self.names.public_addresses(place.hostname or "", deadline)
+                with _response(place, addresses, deadline) as response:
                     if response.status not in (301, 302, 303, 307, 308):
                         return self._body(response, name, deadline)
                     url = urljoin(url, response.headers.get("location", ""))
@@ -90,12 +98,12 @@ class ImageFetcher:
 
 
 @contextlib.contextmanager
-def _response(place: SplitResult, deadline: float) -> Iterator[http.client.HTTPResponse]:
+def _response(place: SplitResult, addresses: Sequence[str], deadline: float) -> Iterator[http.client.HTTPResponse]:
     """The answer to a GET; its connection is cut at the deadline, however slowly bytes may come."""
     host, port = place.hostname or "", place.port or PORTS[place.scheme]
     connection = http.client.HTTPConnection(host, port)
-    connection.sock = _connected(public_addresses(host, port, deadline), port, deadline)
-    seconds = _seconds_until(deadline)
+    connection.sock = _connected(addresses, port, deadline)
+    seconds = seconds_until(deadline)
     spare = connection.sock.dup()  # stays ours, whatever becomes of the other
     cut = threading.Timer(seconds, _cut, (spare,))
     cut.daemon = True
@@ -118,56 +126,14 @@ def _connected(addresses: Sequence[str], port: int, deadline: float) -> socket.s
     for place, address in enumerate(addresses[:MAX_ADDRESSES]):
         num_left = min(len(addresses), MAX_ADDRESSES) - place
         try:
-            made = socket.create_connection((address, port), timeout=_seconds_until(deadline) / num_left)
+            made = socket.create_connection((address, port), timeout=seconds_until(deadline) / num_left)
         except OSError:
             if num_left == 1:
                 raise
         else:
-            made.settimeout(_seconds_until(deadline))
+            made.settimeout(seconds_until(deadline))
             return made
     raise PermissionError("no address")
-
-
-def public_addresses(host: str, port: int, deadline: float) -> list[str]:
-    """The addresses of a host, all of which must be public. Raises OSError, also when the answer takes too long."""
-    answer: Future[list[str]] = Future()
-    threading.Thread(target=_look_up, args=(host, port, answer), name="deepinfer-names", daemon=True).start()
-    found = answer.result(_seconds_until(deadline))
-    if not found or not all(map(is_public, found)):
-        raise PermissionError("not public")
-    return found
-
-
-def _look_up(host: str, port: int, answer: Future[list[str]]) -> None:
-    """Nothing ends a look-up early, so that it has a thread of its own, which nobody waits for after the deadline."""
-    try:
-        entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError) as error:
-        answer.set_exception(error)
-    else:
-        answer.set_result([*dict.fromkeys(str(entry[4][0]) for entry in entries)])
-
-
-def _seconds_until(deadline: float) -> float:
-    """Raises TimeoutError when it is over."""
-    seconds = deadline - time.monotonic()
-    if seconds <= 0:
-        raise TimeoutError
-    return seconds
-
-
-def is_public(address: str) -> bool:
-    """Whether an address is one of the open internet, also where it holds an address of the older kind."""
-    ip = ipaddress.ip_address(address.partition("%")[0])
-    if isinstance(ip, ipaddress.IPv6Address):
-        if ip in NAT64:
-            return is_public(str(ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)))
-        inner = ip.ipv4_mapped or ip.sixtofour or (ip.teredo and ip.teredo[1])
-        if inner is not None and not is_public(str(inner)):
-            return False
-        if ip.ipv4_mapped is None and ip not in GLOBAL_UNICAST:
-            return False
-    return ip.is_global and not ip.is_multicast
 
 
 def _cut(connection: socket.socket) -> None:

@@ -19,13 +19,17 @@ OWN = frozenset({
     "messages", "system", "tools", "tool_choice", "thinking", "stop_sequences", "output_config", "output_format",
     "betas", "inference_geo", "cache_control", "context_management", "thread",
 })  # fmt: skip
+REFUSED = {
+    "mcp_servers": "this server runs no tools itself; call them and give their results",
+    "container": "this server runs no tools itself; leave it out",
+}
 
 
 async def create(request: Request) -> Response:
     """Answer a conversation."""
     service: Service = request.app.state.service
     body, is_big = await service.read(request)
-    service.check(body, OWN, request)
+    service.check(body, OWN, request, refused=REFUSED, left_out=NOT_HERE)
     if body.get("thread") is not None:
         raise _no_threads()
     answer_id, known_as = service.ids(body, request, "msg_")
@@ -38,7 +42,7 @@ async def count_tokens(request: Request) -> Response:
     """The tokens that a conversation would have as a prompt."""
     service: Service = request.app.state.service
     body, is_big = await service.read(request)
-    service.check(body, OWN, request)
+    service.check(body, OWN, request, refused=REFUSED, left_out=NOT_HERE)
     return JSONResponse({"input_tokens": await service.work(is_big, lambda: _count(service, body))})
 
 

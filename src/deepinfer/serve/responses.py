@@ -21,8 +21,17 @@ from deepinfer.serve.service import Service
 
 OWN = frozenset({
     "input", "instructions", "tools", "tool_choice", "reasoning", "text", "max_output_tokens", "background", "include",
-    "truncation", "stream_options", "previous_response_id", "conversation", "top_logprobs",
+    "truncation", "stream_options", "previous_response_id", "conversation", "max_tool_calls",
+    "top_logprobs",
 })  # fmt: skip
+REFUSED = {
+    "previous_response_id": "this server keeps no conversations; send the whole input",
+    "conversation": "this server keeps no conversations; send the whole input",
+    "prompt": "this server keeps no prompts; send instructions and input",
+    "top_logprobs": "this protocol's answers have no log-probabilities here; ask /v1/chat/completions",
+}
+LEFT_OUT = tuple(name for name in NOT_HERE if name != "stop")  # a stop is no field of the protocol, but does no harm
+LOGPROBS = "message.output_text.logprobs"
 
 WITH_RESPONSE = frozenset(
     f"response.{state}" for state in ("created", "in_progress", "queued", "completed", "incomplete", "failed")
@@ -33,11 +42,9 @@ async def create(request: Request) -> Response:
     """Answer an input; in the background if it says so."""
     service: Service = request.app.state.service
     body, is_big = await service.read(request)
-    service.check(body, OWN, request)
-    for name in ("previous_response_id", "conversation"):
-        if body.get(name) is not None:
-            raise RequestError(f"{name} is set, but this server keeps no conversations; send the whole input")
-    _refuse_references(body.get("input"))
+    service.check(body, OWN, request, refused=REFUSED, left_out=LEFT_OUT)
+    if LOGPROBS in fields.texts(body, "include"):
+        raise RequestError(f"include has {LOGPROBS!r}, but {REFUSED['top_logprobs']}")
     answer_id, known_as = service.ids(body, request, "resp_")
     stream = await service.work(is_big, lambda: _stream(service, body, answer_id))
     is_stream, is_background = fields.switch(body, "stream"), fields.switch(body, "background")
@@ -57,16 +64,6 @@ async def create(request: Request) -> Response:
     return JSONResponse(stored.body())
 
 
-def _refuse_references(items: object) -> None:
-    """Raise RequestError for an item that stands for one of an earlier answer: the prompt would lack it."""
-    for place, item in enumerate(items if isinstance(items, list) else ()):
-        if isinstance(item, dict) and item.get("type") == "item_reference":
-            raise RequestError(
-                f"input[{place}] refers to an item of an earlier answer, but this server keeps no conversations; "
-                "send the item itself"
-            )
-
-
 async def _run(exchange: Exchange, seconds: float) -> None:
     """Wait for an answer that no connection waits for."""
     try:
@@ -80,6 +77,8 @@ async def _run(exchange: Exchange, seconds: float) -> None:
 
 async def retrieve(request: Request) -> Response:
     """An answer as far as it is, also while it runs."""
+    if request.query_params.get("stream", "false") != "false":
+        raise RequestError("stream is set, but the events of an earlier answer are not kept; ask without it")
     return JSONResponse(_stored(request).body())
 
 
@@ -112,9 +111,8 @@ def _stored(request: Request) -> Stored:
 
 
 def _stream(service: Service, body: Mapping[str, Any], answer_id: str) -> ProtocolStream:
-    leave_out = (*NOT_HERE[:1], *NOT_HERE[2:])  # a stop is no field of the protocol, but does no harm
     params = fields.sampling_params(
-        body, service.defaults, leave_out=leave_out, max_tokens=body.get("max_output_tokens")
+        body, service.defaults, leave_out=LEFT_OUT, max_tokens=body.get("max_output_tokens")
     )
     prompt = service.encode(_with_effort(body, service), "responses")
     return protocol_stream(service, body, prompt, params, answer_id)

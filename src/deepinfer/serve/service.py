@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -31,6 +32,7 @@ from deepinfer.serve import body as bodies
 from deepinfer.serve import fields
 from deepinfer.serve.answer import AnswerResponse, Writer
 from deepinfer.serve.errors import ApiError
+from deepinfer.serve.image_fetch import MAX_REQUESTS
 from deepinfer.serve.link import Exchange, Link
 from deepinfer.serve.metrics import Metrics
 from deepinfer.serve.response_store import ResponseStore
@@ -44,6 +46,7 @@ logger = log.get(__name__)
 Made = TypeVar("Made")
 
 MAX_SALT_CHARACTERS = 1024
+NUM_WORKERS = MAX_REQUESTS + 8  # threads for big bodies, also while all downloads that may run do
 
 
 @dataclass
@@ -70,6 +73,7 @@ class Service:
     is_draining: bool = False
     budget: bodies.Budget = field(default_factory=lambda: bodies.Budget(bodies.MAX_TOTAL_BYTES))
     responses: ResponseStore = field(default_factory=ResponseStore)
+    _workers: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(NUM_WORKERS, "deepinfer-body"))
     _made: tuple[Ready, RequestBuilder] | None = field(default=None, init=False)  # the builder for these limits
 
     @property
@@ -118,15 +122,28 @@ class Service:
 
     async def work(self, is_big: bool, make: Callable[[], Made]) -> Made:
         """What `make` returns; beside the event loop if it may take long."""
-        return await asyncio.to_thread(make) if is_big else make()
+        return await asyncio.get_running_loop().run_in_executor(self._workers, make) if is_big else make()
 
-    def check(self, body: Mapping[str, Any], own: Iterable[str], request: Request) -> None:
-        """Raise ApiError or RequestError for a model that is not here, and (strict) for an unknown field."""
+    def check(
+        self,
+        body: Mapping[str, Any],
+        own: Iterable[str],
+        request: Request,
+        *,
+        refused: Mapping[str, str] | None = None,
+        left_out: Iterable[str] = (),
+    ) -> None:
+        """Raise ApiError or RequestError for a model that is not here, a wish that cannot be met, and (strict) for
+        an unknown field.
+
+        own, left_out: as in `fields.unknown`. refused: as in `fields.check_wishes`.
+        """
         name = fields.text(body, "model")
         if name is not None and name not in self.names:
             raise ApiError(404, f"model {shown(name)} is not here; this server has {', '.join(self.names)}", "model",
                            "model_not_found")  # fmt: skip
-        ignored = fields.unknown(body, own)
+        fields.check_wishes(body, refused or {})
+        ignored = fields.unknown(body, own, left_out)
         if ignored and self.options.strict_fields:
             raise RequestError(f"unknown field {shown(ignored[0])}; leave it out (this server is strict about fields)")
         if ignored:
@@ -151,6 +168,7 @@ class Service:
     async def close(self) -> None:
         """End the engine after the step in flight, and send the last traces."""
         await self.supervisor.close()
+        self._workers.shutdown(wait=False, cancel_futures=True)
         if self.traces is not None:
             await asyncio.to_thread(self.traces.close)
 

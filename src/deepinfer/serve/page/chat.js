@@ -55,9 +55,10 @@ function body() {
   return result;
 }
 
-// One answer on the page. Everything is set as text, never as markup.
+// One answer on the page, to a conversation. Everything is set as text, never as markup.
 class Answer {
-  constructor() {
+  constructor(conversation) {
+    this.conversation = conversation;
     this.item = show("assistant", "");
     this.message = { role: "assistant", content: "" };
     this.calls = [];
@@ -102,31 +103,36 @@ class Answer {
         id: call.id, type: "function", function: { name: call.name, arguments: call.arguments },
       }));
     }
-    messages.push(this.message);
+    this.conversation.push(this.message);
   }
 }
 
-// Calls wait for results: the person's next text is the result of each.
-function next(content) {
-  const calls = messages.at(-1)?.tool_calls;
-  if (calls) messages.push(...calls.map((call) => ({ role: "tool", tool_call_id: call.id, content })));
-  else messages.push({ role: "user", content });
+// What comes next in a conversation. Calls wait for results: the person's next text is the result of each.
+function next(conversation, content) {
+  const calls = conversation.at(-1)?.tool_calls;
+  if (!calls) return [{ role: "user", content }];
+  return calls.map((call) => ({ role: "tool", tool_call_id: call.id, content }));
 }
 
 async function run(said) {
-  const before = messages.length;
-  const { content, names } = images.take(said);
-  next(content);
+  const conversation = messages; // a new one may begin meanwhile
+  const before = conversation.length;
+  const { content, names } = images.content(said);
+  conversation.push(...next(conversation, content));
   show("user", [said, ...names].join("\n"));
+  const fail = (error) => {
+    conversation.length = before;
+    text.value ||= said;
+    show("error", error.message);
+  };
   let request;
   try {
     request = body();
   } catch (error) {
-    messages.length = before;
-    show("error", error.message);
+    fail(error);
     return;
   }
-  const answer = new Answer();
+  const answer = new Answer(conversation);
   running = new AbortController();
   let usage = null;
   try {
@@ -135,6 +141,7 @@ async function run(said) {
       headers: { "content-type": "application/json" },
     });
     if (!response.ok) throw new Error((await response.json()).error.message);
+    images.clear();
     for await (const data of events(response)) {
       if (data === "[DONE]") break;
       const event = JSON.parse(data);
@@ -151,8 +158,7 @@ async function run(said) {
       answer.end(usage);
     } else {
       answer.item.remove();
-      messages.length = before;
-      show("error", error.message);
+      fail(error);
     }
   } finally {
     running = null;

@@ -57,13 +57,17 @@ export class Attachments {
     }
   }
 
-  // What is said with the images, as the content of a message, and their names; they are handed out once.
-  take(text) {
+  // What is said with the images, as the content of a message, and their names.
+  content(text) {
     const [urls, names] = [[...this.urls.values()], [...this.urls.keys()].map((b) => b.textContent.slice(0, -2))];
-    this.urls.clear();
-    this.list.replaceChildren();
     if (!urls.length) return { content: text, names };
     const parts = urls.map((url) => ({ type: "image_url", image_url: { url } }));
     return { content: [{ type: "text", text }, ...parts], names };
+  }
+
+  // They are sent.
+  clear() {
+    this.urls.clear();
+    this.list.replaceChildren();
   }
 }
