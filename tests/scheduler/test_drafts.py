@@ -10,14 +10,14 @@ def int32(*values):
     return np.array(values, dtype=np.int32)
 
 
-def result(plan, *rows, broken=()):
+def result(plan, *rows, broken=(), wants_drafts=True):
     """Tokens of each sampling row; lines in `broken` hold none."""
     tokens = int32(*(token for row in rows for token in row))
     usable = np.ones(len(tokens), dtype=np.bool_)
     usable[list(broken)] = False
     return StepResult(
         plan.step, tokens, usable, num_tokens=int32(*map(len, rows)),
-        num_checked=np.where(plan.is_prefill, 0, plan.counts - 1)[plan.samples],
+        num_checked=np.where(plan.is_prefill, 0, plan.counts - 1)[plan.samples], wants_drafts=wants_drafts,
     )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from deepinfer.speculate.calibration import Calibration, Float64, Signs
 from deepinfer.speculate.costs import StepCosts
 
 PROBE_STEPS = 1024  # plain steps after which drafts are tried again, to see whether texts or times have changed
+LOOK_STEPS = 16  # plain steps after which their time is noted and held against that of drafts
 FEED_STEPS = 16  # steps before that from which on the draft head reads along again
 DRAFTED_STEPS = 64  # steps with drafts after which one decodes plainly, so that its time stays known
 MARGIN = 1.06  # by so much drafts must be expected to be faster; times are known no better
@@ -34,7 +35,11 @@ class DraftPolicy(Protocol):
 
     @property
     def feeds_head(self) -> bool:
-        """Whether decode steps leave the draft head what it reads of them, which takes time of its own."""
+        """Whether steps check drafts or leave the draft head what it reads of them; plain steps are cheaper."""
+        ...
+
+    def rest(self, num_rows: int, seconds: float) -> None:
+        """A plain step of so many rows took so long."""
         ...
 
     def observe(self, signs: Signs, num_checked: Int32, num_accepted: Int32) -> None:
@@ -66,6 +71,9 @@ class CheckAll:
 
     def wants_drafts(self, num_rows: int) -> bool:
         return True
+
+    def rest(self, num_rows: int, seconds: float) -> None:
+        pass
 
     def observe(self, signs: Signs, num_checked: Int32, num_accepted: Int32) -> None:
         pass
@@ -103,6 +111,7 @@ class CheckWorthwhile:
         self._num_observed = 0
         self._num_plain = PROBE_STEPS  # nothing is known yet
         self._num_drafted = 0  # steps with drafts since the last plain one
+        self._num_rows = 0  # of the last plain step that was looked at
 
     @property
     def calibration_error(self) -> float:
@@ -143,6 +152,14 @@ class CheckWorthwhile:
     @property
     def feeds_head(self) -> bool:
         return self._num_plain == 0 or self._num_plain >= PROBE_STEPS - FEED_STEPS
+
+    def rest(self, num_rows: int, seconds: float) -> None:
+        if num_rows == self._num_rows and (self._num_plain + 1) % LOOK_STEPS:
+            self._num_plain += 1
+            return
+        self._num_rows = num_rows
+        self.observe_step(num_rows, seconds)
+        self.wants_drafts(num_rows)
 
     def observe(self, signs: Signs, num_checked: Int32, num_accepted: Int32) -> None:
         self._calibration.observe(signs, num_checked, num_accepted)
