@@ -23,7 +23,7 @@ UInt64 = NDArray[np.uint64]
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 _MIX = np.uint64(0xBF58476D1CE4E5B9)
 _SHIFT = np.uint64(32)
-FLIP_PROBABILITY = 0.1  # of a step after which drafts are no longer wanted, or are again
+FLIP_PROBABILITY = 0.2  # of a step after which drafts are no longer wanted, or are again
 
 
 @dataclass(frozen=True)
