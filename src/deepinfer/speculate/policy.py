@@ -155,6 +155,8 @@ class CheckWorthwhile:
         return self._num_plain == 0 or self._num_plain >= PROBE_STEPS - FEED_STEPS
 
     def rest(self, num_rows: int, seconds: float) -> None:
+        if self.feeds_head:  # the plans that are not plain are on their way
+            return
         if num_rows == self._num_rows and (self._num_plain + 1) % LOOK_STEPS:
             self._num_plain += 1
             return
