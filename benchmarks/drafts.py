@@ -1,6 +1,7 @@
 """Drafts on the small model: accepted tokens, decode rates with and without drafts, and what scheduling saves.
 
-    PYTHONPATH=src python benchmarks/drafts.py [--batches 1,2,4,8,16,32,64] [--rounds 5] [--out drafts.json]
+    PYTHONPATH=src python benchmarks/drafts.py [--batches 1,2,4,8,16,32,64] [--seconds 120] [--out drafts.json]
+    python benchmarks/drafts.py --only-rates --modes none,scheduled --seconds 80    # rates alone: 7 times 80 seconds
     python benchmarks/drafts.py --plot drafts.svg --out drafts.json    # of a report that is there; needs matplotlib
 
 Three parts. Accepted drafts: greedy answers to PER_SKILL prompts of each skill of the model's evaluation, 64 at a
@@ -8,7 +9,9 @@ time, all drafts checked. Selection: the same where a checked draft costs a fixe
 step that computes at full rate; the policy then leaves out drafts, and what is accepted falls less. Rates: engines
 that take `--batches` requests at a time work off more of them, short prompts whose reference answers are long, TOKENS
 tokens each; every round runs the modes one after the other, in reversed order every other time, and ratios are medians
-over rounds of mode over "none". Only steps in which as many requests decode count, and no prompt is read.
+over rounds of mode over "none", of which `--seconds` takes as many as fit for each batch. Only steps in which as many
+requests decode count, and no prompt is read. Times that engines measured in an earlier hour may mislead their policy:
+remove ~/.cache/deepinfer/steps first.
 """
 
 from __future__ import annotations
@@ -41,6 +44,7 @@ ONE_BY_ONE = {"draft_scheduling": False, "async_scheduling": False}  # no row is
 PER_SKILL = 4
 TOKENS = 32
 PROMPT_TOKENS = 128  # at most, for rates
+LEAST_ROUNDS = 3
 LEAST_REQUESTS = 8  # a round of rates has these, and two for each place
 SLOPES = (0.2, 0.4, 0.6, 0.8, 1.0)  # cost of a checked draft, in rows
 
@@ -76,7 +80,9 @@ class FixedCosts(CheckWorthwhile):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batches", default="1,2,4,8,16,32,64")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=120.0, help="of rounds for each batch")
+    parser.add_argument("--modes", default=",".join(MODES), help="to rate, none among them")
+    parser.add_argument("--only-rates", action="store_true")
     parser.add_argument("--num-threads", type=int, default=None)
     parser.add_argument("--out", type=Path, default=None)
     parser.add_argument("--plot", type=Path, default=None)
@@ -97,17 +103,23 @@ def main() -> None:
         by_skill[record["skill"]] += 1
         if len(tokenizer.encode(record["completion"])) > TOKENS and len(tokens) <= PROMPT_TOKENS:
             rate_prompts.append(tokens)
-    with LLM(**ONE_BY_ONE, num_threads=args.num_threads) as llm:
+    report: dict[str, Any] = {} if args.only_rates else counts(prompts, completions, args.num_threads)
+    modes = args.modes.split(",")
+    report["rates"] = [rates(rate_prompts, batch, modes, args.seconds, args.num_threads) for batch in batches]
+    if args.out is not None:
+        args.out.write_text(json.dumps(report, indent=1))
+
+
+def counts(prompts: list[list[int]], completions: list[list[int]], threads: int | None) -> dict[str, Any]:
+    """The first two parts: accepted drafts, of all answers and of those that equal the reference, and selection."""
+    with LLM(**ONE_BY_ONE, num_threads=threads) as llm:
         report: dict[str, Any] = {"num_prompts": len(prompts), "all": accepted(llm, prompts)}
         outputs = llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=256), progress=False)
         known = [output.prompt_token_ids for output, told in zip(outputs, completions, strict=True)
                  if output.token_ids == told]  # fmt: skip
         report |= {"num_as_reference": len(known), "as_reference": accepted(llm, known)}
     print("all drafts checked:", report, flush=True)
-    report["selection"] = [selection(prompts, slope, report["all"], args.num_threads) for slope in SLOPES]
-    report["rates"] = [rates(rate_prompts, batch, args.rounds, args.num_threads) for batch in batches]
-    if args.out is not None:
-        args.out.write_text(json.dumps(report, indent=1))
+    return report | {"selection": [selection(prompts, slope, report["all"], threads) for slope in SLOPES]}
 
 
 def accepted(llm: LLM, prompts: list[list[int]]) -> dict[str, Any]:
@@ -167,24 +179,28 @@ def draw(report: dict[str, Any], file: Path) -> None:
     save(figure, file)
 
 
-def rates(prompts: list[list[int]], batch: int, rounds: int, threads: int | None) -> dict[str, Any]:
+def rates(
+    prompts: list[list[int]], batch: int, modes: list[str], seconds: float, threads: int | None
+) -> dict[str, Any]:
     """Tokens a second of each mode at one batch size."""
     most = max(LEAST_REQUESTS, batch) * PROMPT_TOKENS  # a batch of prompts in one step, so that all decode after it
     common = {"max_num_requests": batch, "num_threads": threads, "max_step_tokens": most, "max_prefill_tokens": most}
-    llms = {mode: LLM(**common, **options) for mode, options in MODES.items()}
+    llms = {mode: LLM(**common, **MODES[mode]) for mode in modes}
     rate: dict[str, list[float]] = {mode: [] for mode in llms}
     checked: dict[str, list[float]] = {mode: [] for mode in llms}
     count = max(LEAST_REQUESTS, 2 * batch)
-    for turn in range(-1, rounds):  # the first warms up
+    turn, end = -1, time.perf_counter() + seconds
+    while turn < LEAST_ROUNDS or time.perf_counter() < end:
         chosen = [prompts[(turn * count + place) % len(prompts)] for place in range(count)]
         texts = {}
         for mode in list(llms) if turn % 2 else list(reversed(llms)):
             found, checks, texts[mode] = decode_rate(llms[mode], chosen, batch)
-            if turn >= 0:
+            if turn >= 0:  # the first warms up
                 rate[mode].append(found)
                 checked[mode].append(checks)
         assert all(text == texts["none"] for text in texts.values()), "drafts changed a text"
-    line = {"batch": batch, "tokens_per_s": {}, "ratio": {}, "range": {}, "checked_per_token": {}}
+        turn += 1
+    line = {"batch": batch, "rounds": turn, "tokens_per_s": {}, "ratio": {}, "range": {}, "checked_per_token": {}}
     for mode, found_rates in rate.items():
         line["tokens_per_s"][mode] = round(statistics.median(found_rates), 1)
         ratios = [one / base for base, one in zip(rate["none"], found_rates, strict=True)]

@@ -88,6 +88,8 @@ class StepPlan:
         newest token and up to counts[r] - 1 drafts that are to be checked. How many drafts of the steps in
         flight will be accepted is not known here: starts[r] is the least it can be, and the device,
         which knows, moves the row on (`speculate/progress.py`).
+    is_plain: all rows are newest tokens, and no step in flight computes a draft or a prompt, so that they begin where
+        the plan says; drafting rests.
     samples: the row's last token is the newest known one, so its logits give the next token; those
         of a decode row's drafts give the tokens after them.
     wants_logits: return the logits of all of the row's tokens.
@@ -113,6 +115,7 @@ class StepPlan:
     table_blocks: Int32  # [changes]
     setups: list[SlotSetup] = field(default_factory=list)
     images: list[ImagePlace] = field(default_factory=list)
+    is_plain: bool = False
     logprob_rows: Int32 = field(default_factory=_nothing)  # [scored rows]
     logprob_counts: Int32 = field(default_factory=_nothing)  # [scored rows], 1 or more
     logprob_targets: Int32 = field(default_factory=_nothing)  # [sum of logprob_counts]
@@ -196,6 +199,7 @@ class StepResult:
     has_choice: False where the request's own parameters exclude every token; None = nowhere.
     prompt_logprobs: one line for each of the plan's `logprob_targets`.
     num_computed: tokens that passed the model; fewer than planned where fewer drafts were checked.
+    wants_drafts: rows shall be planned with drafts.
     errors: why a line has no token, where it is not the logits; `is_finite` is False there too.
     """
 
@@ -214,6 +218,7 @@ class StepResult:
     num_tokens: Int32 | None = None  # [sampling rows], n in all
     num_checked: Int32 | None = None  # [sampling rows]
     drafts: DraftCounts | None = None
+    wants_drafts: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import deepinfer
 from deepinfer import LLM, SamplingParams
 from deepinfer.backends.cpu.library import is_available
 from deepinfer.errors import ConfigError
+from deepinfer.speculate.policy import CheckAll
 from drafting import with_oracle
 
 pytestmark = pytest.mark.skipif(not is_available(), reason="texts are compared bit for bit, which needs a C++ compiler")
@@ -21,6 +23,7 @@ pytestmark = pytest.mark.skipif(not is_available(), reason="texts are compared b
 EVAL = Path(deepinfer.__file__).parent / "data" / "deepinfer-nano" / "eval" / "eval.jsonl"
 NUM_TOKENS = 20
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
+WORDS = SamplingParams(seed=3, max_tokens=NUM_TOKENS, structured_outputs={"regex": "[a-z]{3,12}( [a-z]{2,9}){2,5}"})
 SEEDED = SamplingParams(temperature=1.0, top_p=0.9, max_tokens=NUM_TOKENS, ignore_eos=True, seed=11)
 
 
@@ -137,6 +140,47 @@ def test_drafts_that_equal_the_target_are_all_accepted(plain: LLM, knowing: LLM,
     counts = knowing.stats().drafts
     assert counts is not None and counts.checked.tolist() == counts.accepted.tolist() and counts.checked.all()
     assert knowing.stats().num_steps <= 2 + -(-NUM_TOKENS // 6)
+
+
+class Whims(CheckAll):
+    """Drafts for some steps and rests for some."""
+
+    def __init__(self) -> None:
+        self.feeds_head, self.num_rested, self._random = True, 0, random.Random(0)
+
+    def wants_drafts(self, num_rows: int) -> bool:
+        self.feeds_head ^= self._random.random() < 0.4
+        return self.feeds_head
+
+    def rest(self, num_rows: int, seconds: float) -> None:
+        self.num_rested += 1
+        self.wants_drafts(num_rows)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_drafting_that_rests_and_goes_on_changes_no_text(
+    plain: LLM, expected: dict[SamplingParams, list[list[int]]], is_async: bool
+) -> None:
+    with LLM(draft_scheduling=False, batch_invariant=True, async_scheduling=is_async) as llm:
+        policy = llm._client.core.executor.speculation._policy = Whims()
+        for params, wanted in (expected | {WORDS: texts(plain, WORDS)}).items():
+            assert texts(llm, params, 5) == wanted
+        stats = llm.stats()
+    assert policy.num_rested > 20 and stats.drafts is not None and stats.drafts.mean_accepted > 0.3
+    assert stats.num_free_blocks == stats.num_blocks
+
+
+def test_drafts_after_a_rest_stand_where_they_should(plain: LLM, knowing: LLM) -> None:
+    """Those of a head that knows the answer are then all accepted."""
+    prompt, params = prompts(plain)[3], SamplingParams(temperature=0.0, max_tokens=120, ignore_eos=True)
+    answer = plain.generate([prompt], params, progress=False)[0].token_ids
+    with_oracle(knowing, prompt, answer)
+    policy = knowing._client.core.executor.speculation._policy = Whims()
+    for _ in range(3):
+        output = knowing.generate([prompt], params, progress=False)[0]
+        assert output.token_ids == answer
+        assert output.num_accepted_drafts == output.num_checked_drafts > 0
+    assert policy.num_rested > 0
 
 
 def test_max_tokens_and_stop_strings_cut_inside_an_accepted_run_as_without_drafts(plain: LLM, knowing: LLM) -> None:

@@ -1,5 +1,6 @@
 """Random schedules on the null backend: invariants after every step, answers equal to the direct computation."""
 
+import itertools
 import random
 
 import pytest
@@ -166,8 +167,8 @@ def test_random_schedules_answer_every_request_once_and_as_computed_directly(sha
 
 
 def test_random_schedules_reach_every_path():
-    """Preemption, drains, refusals and all ends do occur in a sample of the schedules above."""
-    reasons, num_preemptions, num_refused, num_drains = set(), 0, 0, 0
+    """Preemption, drains, refusals, all ends, rests of drafting do occur in a sample of the schedules above."""
+    reasons, num_preemptions, num_refused, num_drains, num_rests = set(), 0, 0, 0, 0
     for seed in range(80):
         schedule = Schedule(seed)
         schedule.run()
@@ -176,5 +177,10 @@ def test_random_schedules_reach_every_path():
         num_preemptions += schedule.engine.scheduler.num_preemptions
         num_refused += len(schedule.refused)
         num_drains += schedule.num_drains
+        history = schedule.engine.history
+        num_rests += sum(
+            one.is_plain and bool((after.counts[~after.is_prefill] > 1).any())
+            for one, after in itertools.pairwise(history)
+        )
     assert reasons == {"stop", "length", "abort", "error"}
-    assert num_preemptions > 10 and num_refused > 20 and num_drains > 0
+    assert num_preemptions > 10 and num_refused > 20 and num_drains > 0 and num_rests > 5

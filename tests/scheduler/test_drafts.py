@@ -10,14 +10,14 @@ def int32(*values):
     return np.array(values, dtype=np.int32)
 
 
-def result(plan, *rows, broken=()):
+def result(plan, *rows, broken=(), wants_drafts=True):
     """Tokens of each sampling row; lines in `broken` hold none."""
     tokens = int32(*(token for row in rows for token in row))
     usable = np.ones(len(tokens), dtype=np.bool_)
     usable[list(broken)] = False
     return StepResult(
         plan.step, tokens, usable, num_tokens=int32(*map(len, rows)),
-        num_checked=np.where(plan.is_prefill, 0, plan.counts - 1)[plan.samples],
+        num_checked=np.where(plan.is_prefill, 0, plan.counts - 1)[plan.samples], wants_drafts=wants_drafts,
     )  # fmt: skip
 
 
@@ -101,3 +101,28 @@ def test_prompts_get_half_of_what_decode_rows_leave():
     engine.add("b", 30, max_tokens=2)
     plan = engine.plan()
     assert plan.counts.tolist() == [4, 5]
+
+
+def test_steps_are_plain_once_no_drafts_are_wanted_and_none_are_in_flight():
+    engine, scheduler = started()
+    first, second = engine.plan(), engine.plan()
+    scheduler.update(result(first, [60, 61], wants_drafts=False))
+    third = engine.plan()
+    scheduler.update(result(second, [62], wants_drafts=False))
+    fourth = engine.plan()
+    assert [plan.counts.tolist() for plan in (second, third, fourth)] == [[4], [1], [1]]
+    assert [plan.is_plain for plan in (first, second, third, fourth)] == [False, False, False, True]
+    assert fourth.starts.tolist() == [7]  # of 7 known tokens the newest is not computed, and one is in flight
+    scheduler.update(result(third, [63]))
+    fifth = engine.plan()
+    assert not fifth.is_plain and (fifth.starts.tolist(), fifth.counts.tolist()) == ([8], [4])
+
+
+def test_a_prompt_makes_a_step_and_the_one_behind_it_not_plain():
+    engine, scheduler = started()
+    scheduler.update(result(engine.plan(), [60], wants_drafts=False))
+    assert engine.plan().is_plain
+    engine.add("b", 5, max_tokens=4)
+    with_prompt, behind, third = engine.plan(), engine.plan(), engine.plan()
+    assert with_prompt.counts.tolist() == [1, 5] and behind.counts.tolist() == [1, 1]
+    assert [plan.is_plain for plan in (with_prompt, behind, third)] == [False, False, False]

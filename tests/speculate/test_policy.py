@@ -5,7 +5,7 @@ import pytest
 
 from deepinfer.speculate.calibration import Signs
 from deepinfer.speculate.costs import StepCosts
-from deepinfer.speculate.policy import DRAFTED_STEPS, PROBE_STEPS, CheckAll, CheckWorthwhile
+from deepinfer.speculate.policy import DRAFTED_STEPS, FEED_STEPS, LOOK_STEPS, PROBE_STEPS, CheckAll, CheckWorthwhile
 
 FREE = StepCosts([1, 1000], [1.0, 1.0])  # memory bound: more tokens cost nothing
 LINEAR = StepCosts([1, 1000], [1.0, 1000.0])  # compute bound
@@ -102,6 +102,56 @@ def test_drafting_begins_again_at_once_when_the_load_falls():
     assert policy.wants_drafts(2)
     assert not any(policy.wants_drafts(64) for _ in range(PROBE_STEPS - 1))
     assert policy.wants_drafts(2)
+
+
+def test_the_time_of_the_one_plain_step_counts_for_more():
+    policy = CheckWorthwhile(3, StepCosts([1, 4], [1.0, 1.0]), NO_COST)
+    choose(policy, signs([[0.9, 0.9, 0.9]]), int32(3), 0)
+    while policy.wants_drafts(1):
+        policy.observe_step(4, 1.0)
+    policy.observe_step(1, 0.6)
+    assert float(policy.step_costs.seconds(1)) == pytest.approx(0.8)
+    assert policy.wants_drafts(1)
+    policy.observe_step(1, 0.6)
+    assert float(policy.step_costs.seconds(1)) == pytest.approx(0.78)
+
+
+def resting():
+    """A policy that drafts for 2 rows and not for 64, after some plain steps of 64."""
+    policy = CheckWorthwhile(3, StepCosts([1, 8, 64, 512], [1.0, 1.1, 8.0, 64.0]), StepCosts([1, 64], [0.1, 6.0]))
+    for _ in range(20):
+        choose(policy, signs([[0.9, 0.9, 0.9]] * 2), int32(3, 3), 0)
+    assert policy.wants_drafts(2) and not policy.wants_drafts(64)
+    policy.rest(64, 8.0)
+    return policy
+
+
+def test_plain_steps_are_looked_at_now_and_then_and_when_their_rows_change():
+    policy = resting()
+    for _ in range(4 * LOOK_STEPS):
+        policy.rest(64, 16.0)
+    assert float(policy.step_costs.seconds(64)) == pytest.approx(16.0 - 8.0 * 0.9**4)
+    assert not policy.feeds_head
+    for _ in range(3):  # as many plain plans are on their way
+        policy.rest(2, 1.0)
+        assert policy.feeds_head
+    assert policy.wants_drafts(2)
+
+
+def test_the_head_reads_along_before_drafts_are_tried_again():
+    policy = resting()
+    assert PROBE_STEPS - FEED_STEPS - 5 < num_rests(policy) <= PROBE_STEPS - FEED_STEPS
+    wanted = [policy.wants_drafts(64) for _ in range(FEED_STEPS + 2)]
+    assert wanted.count(True) == 1 and wanted.index(True) == FEED_STEPS
+
+
+def num_rests(policy):
+    """Plain steps until the policy wants more than these."""
+    for count in range(2 * PROBE_STEPS):
+        if policy.feeds_head:
+            return count
+        policy.rest(64, 8.0)
+    return None
 
 
 def test_drafts_that_are_refused_again_and_again_are_no_longer_checked():

@@ -73,7 +73,7 @@ class Runner:
 
     def forward(self, plan: StepPlan) -> Forwarded:
         """Compute the step's logits and cache entries."""
-        started, drafting, feeds_draft = time.monotonic(), self.speculation, False
+        started, drafting, feeds_draft = time.monotonic(), None if plan.is_plain else self.speculation, False
         for setup in plan.setups:
             self.sampler.set_slot(setup)
         if self.constraints is not None:
@@ -102,7 +102,8 @@ class Runner:
 
     def sample(self, forwarded: Forwarded) -> StepResult:
         """Draw the next tokens, leave the newest in the token rings for the next step, return them."""
-        plan, lines, drafting = forwarded.plan, forwarded.lines, self.speculation
+        plan, lines = forwarded.plan, forwarded.lines
+        drafting = None if plan.is_plain else self.speculation
         hidden, logits, best = forwarded.computed
         masks = None if self.constraints is None else self.constraints.masks()
         before, proposed = (None, None) if drafting is None else (drafting.before(lines), drafting.proposed(lines))
@@ -138,7 +139,10 @@ class Runner:
         )
         if drafting is not None:
             _keep_lines(result, lines, num_tokens)
-            result.drafts = drafting.counts()
+        elif self.speculation is not None:
+            self.speculation.rest(plan.num_rows, time.monotonic() - forwarded.started)
+        if self.speculation is not None:
+            self.speculation.report(result)
         result.seconds = time.monotonic() - forwarded.started
         return result
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from deepinfer.config.engine import DraftAcceptance
-from deepinfer.messages import Bool, DraftCounts, Int32, SlotSetup, StepPlan
+from deepinfer.messages import Bool, DraftCounts, Int32, SlotSetup, StepPlan, StepResult
 from deepinfer.ops.batch import TokenBatch
 from deepinfer.ops.values import DrawKeys
 from deepinfer.runner.batch import BatchBuilder
@@ -50,7 +50,8 @@ class DraftHead(Protocol):
 class Speculation:
     """Proposes drafts after each step and says which of them the next one checks and keeps.
 
-    Called by the device thread, in this order for each step: `set_slots`, `resolve`, `before`, `verify`, `propose`.
+    Called by the device thread, in this order for each step: `set_slots`, `resolve`, `before`, `verify`, `propose`;
+    only `rest` for a plain one.
     acceptance: see `SpeculateOptions`.
     """
 
@@ -79,6 +80,7 @@ class Speculation:
         self._drawn_from: Tensor | None = None  # with rejection: logits [num_slots + 1, drafts, vocab] of the drafts
         self._num_known = np.zeros(num_slots + 1, dtype=np.int32)
         self._main_starts = np.zeros(num_slots + 1, dtype=np.int32)  # from where on the head has read every position
+        self._is_resting = False
 
     def set_slots(self, setups: Sequence[SlotSetup]) -> None:
         """New occupants, without drafts until they have sampled."""
@@ -104,6 +106,9 @@ class Speculation:
     def resolve(self, plan: StepPlan, constraints: ConstrainedRows | None) -> StepPlan:
         """The plan as it runs: each decode row begins where it really is and checks what the policy chooses."""
         slots = plan.slots[~plan.is_prefill]
+        if self._is_resting:  # rows have moved on meanwhile, to where the plan says
+            self._num_ready[slots], self._is_resting = 0, False
+            self.progress.starts[slots] = self._main_starts[slots] = plan.starts[~plan.is_prefill]
         room, ready = self.progress.room(plan), self._num_ready[slots]
         if not ready.any():
             return self.progress.resolve(plan, np.minimum(room, 0))
@@ -113,6 +118,11 @@ class Speculation:
         num_other = plan.num_tokens - int(plan.counts[~plan.is_prefill].sum())
         signs = Signs(*self._signs[:, slots])
         return self.progress.resolve(plan, self._policy.choose(signs, room, self._num_useful[slots], num_other))
+
+    def rest(self, num_rows: int, seconds: float) -> None:
+        """A plain step of so many rows took so long; nothing of it is noted but that."""
+        self._is_resting = True
+        self._policy.rest(num_rows, seconds)
 
     def before(self, lines: Lines) -> Before | None:
         """The drafts before each line; None when no row checks any."""
@@ -229,6 +239,6 @@ class Speculation:
     def _on_device(self, values: Int32) -> Tensor:
         return torch.from_numpy(values.astype(np.int64)).to(self._builder.device)
 
-    def counts(self) -> DraftCounts:
-        """Counters so far."""
-        return self._counts
+    def report(self, result: StepResult) -> None:
+        """Counters so far, and whether to plan drafts."""
+        result.drafts, result.wants_drafts = self._counts, self._policy.feeds_head

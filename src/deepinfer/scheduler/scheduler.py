@@ -95,7 +95,7 @@ class Scheduler:
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
         self._replay_keep_tokens = replay_keep_tokens if decoder_replay == "bounded" else max_model_len
-        self._num_drafts = num_drafts
+        self._num_drafts, self._wants_drafts = num_drafts, num_drafts > 0
         self._clock = clock
         self._state = SlotState(cache.num_slots, vocab_size, eos_token_ids)
         self._requests: dict[str, Request] = {}
@@ -202,11 +202,14 @@ class Scheduler:
         if not len(decoding) and not chunks:
             return None
         plan = self._build_plan(decoding, counts, chunks, setups)
+        is_single = not chunks and not self._wants_drafts
+        plan.is_plain = is_single and all(step.is_single for step in self._in_flight)
         sampling, most = plan.slots[plan.samples], np.where(plan.is_prefill, 1, plan.counts)[plan.samples]
         self._state.plan_row(sampling, most)
         logit_rows = [(len(decoding) + row, chunk) for row, chunk in enumerate(chunks) if chunk.wants_logits]
         scored = [chunk for chunk in chunks if chunk.num_logprobs]
-        self._in_flight.append(InFlight(plan.step, sampling, self._state.serial[sampling], most, logit_rows, scored))
+        serials = self._state.serial[sampling]
+        self._in_flight.append(InFlight(plan.step, sampling, serials, most, is_single, logit_rows, scored))
         return plan
 
     def _take_decode_rows(self, budget: StepBudget) -> tuple[Int32, Int32]:
@@ -218,7 +221,8 @@ class Scheduler:
         slots = state.decoding()
         is_shared = bool(self._prefilling) or len(self._queue) > 0
         # An image is never cut, so drafts leave it the whole step.
-        num_drafts = 0 if any(request.images for request in self._prefilling) else self._num_drafts
+        is_drafting = self._wants_drafts and not any(request.images for request in self._prefilling)
+        num_drafts = self._num_drafts if is_drafting else 0
         most = 1 + budget.drafts_per_row(len(slots), num_drafts, is_shared=is_shared)
         ends = np.minimum(state.num_computed[slots] + most, state.limit[slots])
         needy = slots[cache.needs_blocks(slots, ends)]
@@ -361,7 +365,7 @@ class Scheduler:
         """
         step = self._in_flight.popleft()
         assert step.step == result.step, f"result of step {result.step} came, that of step {step.step} was due"
-        now, state = self._clock(), self._state
+        now, state, self._wants_drafts = self._clock(), self._state, result.wants_drafts
         self._images.step_done(step.step)
         prompt_logits = self._take_prompt_logits(step, result)
         prompt_logprobs = self._take_prompt_logprobs(step, result, now)

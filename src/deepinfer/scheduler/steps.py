@@ -37,6 +37,7 @@ class InFlight:
     slots: Int32
     serials: Int64
     counts: Int32  # tokens that each row can give at most
+    is_single: bool  # it computes newest tokens only, no draft and no prompt
     logit_rows: list[tuple[int, Chunk]] = field(default_factory=list)
     logprob_chunks: list[Chunk] = field(default_factory=list)
 

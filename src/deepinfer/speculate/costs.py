@@ -34,13 +34,16 @@ class StepCosts:
         seconds: Float64 = np.interp(num_tokens, self._points, [*self.times, far])
         return seconds
 
-    def observe(self, num_tokens: int, seconds: float) -> None:
-        """A step of so many tokens took so long; one that was held up by something else counts little."""
+    def observe(self, num_tokens: int, seconds: float, rate: float = RATE) -> None:
+        """A step of so many tokens took so long; one that was held up by something else counts little.
+
+        rate: share of the error that is corrected.
+        """
         counts, times = self.counts, self.times
         place = min(max(bisect_left(counts, num_tokens) - 1, 0), len(counts) - 2)
         share = min(max((num_tokens - counts[place]) / (counts[place + 1] - counts[place]), 0.0), 1.0)
         expected = (1 - share) * times[place] + share * times[place + 1]
-        step = RATE * min(seconds - expected, MOST_ERROR * expected) / ((1 - share) ** 2 + share**2)
+        step = rate * min(seconds - expected, MOST_ERROR * expected) / ((1 - share) ** 2 + share**2)
         lower = max(times[place] + step * (1 - share), LEAST_KEPT * times[place])
         upper = max(times[place + 1] + step * share, LEAST_KEPT * times[place + 1], lower)
         below, above = times[:place], times[place + 2 :]

@@ -8,11 +8,13 @@ import numpy as np
 
 from deepinfer.messages import Int32
 from deepinfer.speculate.calibration import Calibration, Float64, Signs
-from deepinfer.speculate.costs import StepCosts
+from deepinfer.speculate.costs import RATE, StepCosts
 
 PROBE_STEPS = 1024  # plain steps after which drafts are tried again, to see whether texts or times have changed
+LOOK_STEPS = 16  # plain steps after which their time is noted and held against that of drafts
 FEED_STEPS = 16  # steps before that from which on the draft head reads along again
 DRAFTED_STEPS = 64  # steps with drafts after which one decodes plainly, so that its time stays known
+SAMPLE_RATE = 0.5  # share of an error that this one step corrects
 MARGIN = 1.06  # by so much drafts must be expected to be faster; times are known no better
 MEAN_RATE = 0.05  # share of one step in the mean survival of drafts
 
@@ -34,7 +36,11 @@ class DraftPolicy(Protocol):
 
     @property
     def feeds_head(self) -> bool:
-        """Whether decode steps leave the draft head what it reads of them, which takes time of its own."""
+        """Whether steps check drafts or leave the draft head what it reads of them; plain steps are cheaper."""
+        ...
+
+    def rest(self, num_rows: int, seconds: float) -> None:
+        """A plain step of so many rows took so long."""
         ...
 
     def observe(self, signs: Signs, num_checked: Int32, num_accepted: Int32) -> None:
@@ -66,6 +72,9 @@ class CheckAll:
 
     def wants_drafts(self, num_rows: int) -> bool:
         return True
+
+    def rest(self, num_rows: int, seconds: float) -> None:
+        pass
 
     def observe(self, signs: Signs, num_checked: Int32, num_accepted: Int32) -> None:
         pass
@@ -103,6 +112,7 @@ class CheckWorthwhile:
         self._num_observed = 0
         self._num_plain = PROBE_STEPS  # nothing is known yet
         self._num_drafted = 0  # steps with drafts since the last plain one
+        self._num_rows = 0  # of the last plain step that was looked at
 
     @property
     def calibration_error(self) -> float:
@@ -144,11 +154,22 @@ class CheckWorthwhile:
     def feeds_head(self) -> bool:
         return self._num_plain == 0 or self._num_plain >= PROBE_STEPS - FEED_STEPS
 
+    def rest(self, num_rows: int, seconds: float) -> None:
+        if self.feeds_head:  # the plans that are not plain are on their way
+            return
+        if num_rows == self._num_rows and (self._num_plain + 1) % LOOK_STEPS:
+            self._num_plain += 1
+            return
+        self._num_rows = num_rows
+        self.step_costs.observe(num_rows, seconds)
+        self.wants_drafts(num_rows)
+
     def observe(self, signs: Signs, num_checked: Int32, num_accepted: Int32) -> None:
         self._calibration.observe(signs, num_checked, num_accepted)
 
     def observe_step(self, num_tokens: int, seconds: float) -> None:
-        self.step_costs.observe(num_tokens, seconds)
+        is_sample = self._num_plain == self._num_drafted == 0
+        self.step_costs.observe(num_tokens, seconds, SAMPLE_RATE if is_sample else RATE)
 
     def observe_drafting(self, num_rows: int, seconds: float) -> None:
         self.draft_costs.observe(num_rows, seconds)

@@ -4,7 +4,7 @@ It keeps what a device keeps (block table, who wrote each block, how far each sl
 token, which positions its rings hold) and asserts that every plan fits to it. The token at a position is a
 hash of the request's seed and all tokens before it, so any mistake in chunking, batching, preemption or the
 order of steps changes the answer. Drafts are right by chance: each row checks as many as it may, or fewer,
-and keeps a random number of them.
+and keeps a random number of them; now and then it wants none for some steps.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ UInt64 = NDArray[np.uint64]
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 _MIX = np.uint64(0xBF58476D1CE4E5B9)
 _SHIFT = np.uint64(32)
+FLIP_PROBABILITY = 0.2  # of a step after which drafts are no longer wanted, or are again
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ class NullRunner:
         self._num_prompt_logprobs = np.full(num_slots + 1, -1, dtype=np.int32)
         self._known: dict[int, Int32] = {}  # tokens in each slot's setup
         self._progress = SlotProgress(num_slots)
-        self._num_drafts = num_drafts
+        self._num_drafts, self._wants_drafts = num_drafts, num_drafts > 0
         self._random = np.random.default_rng(seed)
         # Position that each place of the rings holds, by slot; -1 = none.
         self._window_ring = np.full((num_slots + 1, model.window + num_drafts), -1, dtype=np.int64)
@@ -128,6 +129,7 @@ class NullRunner:
         self._compute(plan)
         tokens, num_tokens = self._draw(plan)
         slots = np.repeat(plan.slots[plan.samples], num_tokens)
+        self._wants_drafts ^= self._num_drafts > 0 and self._random.random() < FLIP_PROBABILITY
         return StepResult(
             plan.step,
             tokens,
@@ -136,8 +138,9 @@ class NullRunner:
             self._logits(plan),
             prompt_logprobs=self._prompt_logprobs(plan),
             num_computed=plan.num_tokens,
-            num_tokens=num_tokens,
-            num_checked=np.where(plan.is_prefill, 0, plan.counts - 1)[plan.samples],
+            num_tokens=None if plan.is_plain else num_tokens,
+            num_checked=None if plan.is_plain else np.where(plan.is_prefill, 0, plan.counts - 1)[plan.samples],
+            wants_drafts=self._wants_drafts,
         )
 
     def _set_up(self, setup: SlotSetup) -> None:
@@ -172,7 +175,9 @@ class NullRunner:
         assert (occupant > 0).all(), "a row names a slot without an occupant"
         most = np.where(is_decode, 1 + self._num_drafts, self._max_model_len)
         assert ((plan.counts >= 1) & (plan.counts <= most)).all(), "a row has a wrong number of tokens"
-        if not self._num_drafts:
+        if plan.is_plain:
+            assert (plan.counts == 1).all() and is_decode.all(), "a plain step has drafts or a prompt"
+        if plan.is_plain or not self._num_drafts:
             return plan
         starts = plan.starts[is_decode]
         assert (starts <= self._num_computed[plan.slots[is_decode]]).all(), "a row is planned past where it can begin"
