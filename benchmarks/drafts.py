@@ -162,9 +162,10 @@ def draw(report: dict[str, Any], file: Path) -> None:
     """Rates by batch size beside what selection saves and loses."""
     figure, (left, right) = new_figure("Speculative decoding", 2)
     batches = [line["batch"] for line in report["rates"]]
-    for mode, label in (("all", "all drafts checked"), ("scheduled", "scheduled")):
+    labels = {"all": "all drafts checked", "scheduled": "scheduled"}
+    for mode in labels.keys() & report["rates"][0]["range"].keys():
         low, high = zip(*(line["range"][mode] for line in report["rates"]), strict=True)
-        left.plot(batches, [line["ratio"][mode] for line in report["rates"]], marker="o", label=label)
+        left.plot(batches, [line["ratio"][mode] for line in report["rates"]], marker="o", label=labels[mode])
         left.fill_between(batches, low, high, alpha=0.15)
     left.axhline(1.0, color="gray", linewidth=1)
     left.set(
