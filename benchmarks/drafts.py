@@ -163,7 +163,7 @@ def draw(report: dict[str, Any], file: Path) -> None:
     figure, (left, right) = new_figure("Speculative decoding", 2)
     batches = [line["batch"] for line in report["rates"]]
     labels = {"all": "all drafts checked", "scheduled": "scheduled"}
-    for mode in labels.keys() & report["rates"][0]["range"].keys():
+    for mode in (mode for mode in labels if mode in report["rates"][0]["range"]):
         low, high = zip(*(line["range"][mode] for line in report["rates"]), strict=True)
         left.plot(batches, [line["ratio"][mode] for line in report["rates"]], marker="o", label=labels[mode])
         left.fill_between(batches, low, high, alpha=0.15)
