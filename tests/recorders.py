@@ -4,17 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
+
 
 class FakeRecorder:
-    """bytes_each: what each graph takes of the shared memory, in the order of their recording; the last one repeats."""
+    """bytes_each: what each graph takes of the shared memory, in the order of their recording; the last one repeats.
 
-    def __init__(self, *bytes_each: int) -> None:
-        self._bytes_each = bytes_each or (0,)
+    room: bytes that the device has; a graph that does not fit is not recorded.
+    """
+
+    def __init__(self, *bytes_each: int, room: int | None = None) -> None:
+        self._bytes_each, self._room = bytes_each or (0,), room
         self.num_bytes = self.num_recorded = self.num_resets = self.num_replays = 0
 
     def record(self, call: Callable[[], None]) -> Callable[[], None]:
         self.num_bytes += self._bytes_each[min(self.num_recorded, len(self._bytes_each) - 1)]
         self.num_recorded += 1
+        if self._room is not None and self.num_bytes > self._room:
+            raise torch.OutOfMemoryError("no room")
         call()
 
         def replay() -> None:

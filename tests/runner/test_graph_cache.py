@@ -14,8 +14,10 @@ from recorders import FakeRecorder
 class Steps:
     """A cache and what it did with the shapes it saw: e(ager), c(aptured and replayed) or r(eplayed)."""
 
-    def __init__(self, *bytes_each: int, max_bytes: int = 100, max_graphs: int = MAX_GRAPHS) -> None:
-        self.recorder = FakeRecorder(*bytes_each)
+    def __init__(
+        self, *bytes_each: int, max_bytes: int = 100, max_graphs: int = MAX_GRAPHS, room: int | None = None
+    ) -> None:
+        self.recorder = FakeRecorder(*bytes_each, room=room)
         self.cache = GraphCache(self.recorder, max_bytes, max_graphs)
 
     def run(self, *shapes: Hashable) -> str:
@@ -70,6 +72,15 @@ def test_a_shape_that_is_too_large_alone_is_recorded_once() -> None:
     assert steps.run(*"aaaa") == "eeee" and steps.recorder.num_recorded == 1
     assert steps.run(*"aaaaaaaabbbb") == "eeeeeeeeeeec" and steps.recorder.num_recorded == 2
     assert steps.run(*"ba") == "re"
+
+
+def test_what_the_device_has_no_room_for_runs_without_a_graph() -> None:
+    steps = Steps(60, 60, 60, 101, 101, 10, room=100)
+    assert steps.run(*"aaaabbbb") == "eeeceeee" and steps.recorder.num_resets == 1 and len(steps.cache) == 0
+    assert steps.run(*"bbbb") == "eeec"  # alone it fits
+    assert steps.run(*"cccc") == "eeee" and steps.recorder.num_resets == 2
+    assert steps.run(*"cccccccc") == "eeeeeeee" and steps.recorder.num_recorded == 5  # not even alone
+    assert steps.run(*"aaaaa") == "eeecr"
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -30,7 +30,10 @@ class Recorder(Protocol):
         ...
 
     def record(self, call: Callable[[], None]) -> Callable[[], None]:
-        """What queues the kernels of a call; they read and write the same memory each time."""
+        """What queues the kernels of a call; they read and write the same memory each time.
+
+        Raises torch.OutOfMemoryError where the device has too little left; work can go on after it.
+        """
         ...
 
     def reset(self) -> None:
@@ -57,8 +60,10 @@ class CudaRecorder:
         self._stream.wait_stream(outside)
         with torch.cuda.stream(self._stream):  # `torch.cuda.graph` would also wait and empty the allocator's cache
             graph.capture_begin(self._pool, "thread_local")
-            call()
-            graph.capture_end()
+            try:
+                call()
+            finally:
+                graph.capture_end()
         outside.wait_stream(self._stream)
         self._num_bytes += torch.cuda.memory_reserved() - before
         return graph.replay
@@ -91,9 +96,13 @@ class GraphCache:
         if found is None:
             if not self._is_ripe(shape):
                 return None
-            found = record()
-            if self.recorder.num_bytes > self._max_bytes:
-                del found
+            try:
+                found = record()
+                fits = self.recorder.num_bytes <= self._max_bytes
+            except torch.OutOfMemoryError:
+                fits = False
+            if not fits:  # not in the handler: the error holds on to memory
+                found = None
                 self._drop_all(shape)
                 return None
             if len(self._found) >= self._max_graphs:
@@ -114,6 +123,9 @@ class GraphCache:
         """Graphs share memory, so one of them gives none back; a shape that is too large alone is never tried again."""
         if not self._found:
             self._too_large.add(newest)
-        logger.info("graphs hold more than %.1f MiB; all %d are dropped", self._max_bytes / 2**20, len(self._found) + 1)
+        logger.info(
+            "graphs hold more than %.1f MiB, or than the device has left; all %d are dropped",
+            self._max_bytes / 2**20, len(self._found) + 1,
+        )  # fmt: skip
         self._found.clear()
         self.recorder.reset()
