@@ -43,7 +43,7 @@ def _check_chat(messages: object) -> None:
 
 def _check_responses(body: Mapping[str, Any]) -> None:
     for place, tool in _objects(body.get("tools")):
-        if tool.get("type") not in RESPONSES_TOOLS:
+        if not _is_one_of(tool.get("type"), RESPONSES_TOOLS):
             raise RequestError(
                 f"tools[{place}].type is {shown(tool.get('type'))}; this server runs no tools itself, give functions"
             )
@@ -57,7 +57,7 @@ def _check_responses(body: Mapping[str, Any]) -> None:
                 f"input[{place}] refers to an item of an earlier answer, but this server keeps no conversations; "
                 "send the item itself"
             )
-        if kind not in ITEMS:
+        if not _is_one_of(kind, ITEMS):
             raise RequestError(
                 f"input[{place}].type is {shown(kind)}; the prompt has no place for it, give one of "
                 f"{', '.join(sorted(ITEMS))}"
@@ -126,6 +126,11 @@ def _plain_tool(tool: Any) -> Any:
 
 def _text(value: str) -> dict[str, str]:
     return {"type": "text", "text": value}
+
+
+def _is_one_of(name: object, names: frozenset[str]) -> bool:
+    """Whether a value of any type is one of these names."""
+    return isinstance(name, str) and name in names
 
 
 def _objects(items: object) -> list[tuple[int, Mapping[str, Any]]]:
