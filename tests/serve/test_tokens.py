@@ -11,6 +11,7 @@ from deepinfer.serve.app import ROUTES
 from serve_client import wait_until
 
 HELLO = [{"role": "user", "content": "Hello"}]
+BEGIN = "<｜begin▁of▁sentence｜>"  # token 0
 
 
 def test_text_goes_to_tokens_and_back(server):
@@ -35,6 +36,25 @@ def test_a_conversation_is_tokenized_as_it_would_be_answered(server):
 def test_a_wrong_body_is_refused(server, path, body):
     response = server.post(path, **body)
     assert response.status_code == 400 and response.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/generate", "/tokenize"])
+def test_special_tokens_are_added_to_a_text_as_the_model_says_and_not_otherwise(server, path, monkeypatch):
+    def statuses():
+        bodies = [{"prompt": "a", "max_tokens": 1, "add_special_tokens": wish} for wish in (False, True)]
+        return [server.post(path, **body).status_code for body in bodies]
+
+    assert statuses() == [200, 400]
+    monkeypatch.setattr(server.service.tokenizer, "bos_id", 0)
+    assert statuses() == [400, 200]
+    chatted = [server.post("/tokenize", messages=HELLO, add_special_tokens=wish) for wish in (False, True)]
+    assert [response.status_code for response in chatted] == [200, 400], "the prompt of a chat has them anyway"
+
+
+def test_special_tokens_have_a_text_only_where_ids_become_one(server):
+    assert server.post("/detokenize", tokens=[0], skip_special_tokens=False).json() == {"prompt": BEGIN}
+    refused = server.post("/detokenize", tokens=[0], skip_special_tokens=True)
+    assert refused.status_code == 400 and "spelled out" in refused.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("name", ["prompt_token_ids", "input_ids"])

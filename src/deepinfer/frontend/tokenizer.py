@@ -115,6 +115,7 @@ class NoTokenizer:
 
     file = None
     eos_ids: tuple[int, ...] = ()
+    bos_id: int | None = None
     think_end_id: int | None = None
 
     def encode(self, text: str, *, is_prompt: bool = True) -> list[int]:

@@ -31,7 +31,7 @@ async def create(request: Request) -> Response:
     """Continue each prompt."""
     service: Service = request.app.state.service
     body, is_big = await service.read(request)
-    service.check(body, OWN, request, refused=REFUSED)
+    service.check(body, OWN, request, refused=REFUSED, fixed=service.fixed_of_texts)
     answer_id, known_as = service.ids(body, request, "cmpl-")
     streams = await service.work(is_big, lambda: _streams(service, body))
     is_stream = fields.switch(body, "stream")

@@ -34,6 +34,9 @@ FIXED = {
     "add_special_tokens": (False, "a text is encoded as it is; give token ids to begin with a special one"),
     "separate_reasoning": (True, "thinking is never part of the content"),
 }
+# The same where a model wants every text to begin with its own token, and where ids become a text.
+BEGUN = {"add_special_tokens": (True, "this model's texts begin with its own token; give token ids to begin otherwise")}
+SPELLED_OUT = {"skip_special_tokens": (False, "special tokens are spelled out")}
 # Of fields that are objects: what is read in them.
 MEMBERS = {
     "stream_options": frozenset({"include_usage", "continuous_usage_stats", "include_obfuscation"}),
@@ -68,12 +71,17 @@ def unknown(body: Mapping[str, Any], own: Iterable[str], left_out: Iterable[str]
     return [name for name in body if name not in known] + inner
 
 
-def check_wishes(body: Mapping[str, Any], refused: Mapping[str, str]) -> None:
-    """Raise RequestError for a field whose wish cannot be met. refused: names of such fields, and the way out."""
+def check_wishes(
+    body: Mapping[str, Any], refused: Mapping[str, str], fixed: Mapping[str, tuple[object, str]] | None = None
+) -> None:
+    """Raise RequestError for a field whose wish cannot be met.
+
+    refused: names of such fields, and the way out. fixed: goes before FIXED.
+    """
     for name, way_out in refused.items():
         if body.get(name):
             raise RequestError(f"{name} is set, but {way_out}")
-    for name, (only, reason) in FIXED.items():
+    for name, (only, reason) in (FIXED | dict(fixed or {})).items():
         if body.get(name) not in (None, only):
             raise RequestError(f"{name} is {shown(body[name])}; it must be {shown(only)} or left out: {reason}")
 

@@ -110,6 +110,11 @@ class Service:
         )  # fmt: skip
         return split_samples(dataclasses.replace(made, cache_salt=_salt(body)), names)
 
+    @property
+    def fixed_of_texts(self) -> Mapping[str, tuple[object, str]]:
+        """What fields of a body with a raw text may say only, see `fields.FIXED`."""
+        return {} if self.tokenizer.bos_id is None else fields.BEGUN
+
     async def read(self, request: Request) -> tuple[dict[str, Any], bool]:
         """The body of a request, and whether it is big. Raises ApiError."""
         data = await bodies.read_bytes(request, self.options.max_body_bytes, self.budget)
@@ -132,17 +137,18 @@ class Service:
         *,
         refused: Mapping[str, str] | None = None,
         left_out: Iterable[str] = (),
+        fixed: Mapping[str, tuple[object, str]] | None = None,
     ) -> None:
         """Raise ApiError or RequestError for a model that is not here, a wish that cannot be met, and (strict) for
         an unknown field.
 
-        own, left_out: as in `fields.unknown`. refused: as in `fields.check_wishes`.
+        own, left_out: as in `fields.unknown`. refused, fixed: as in `fields.check_wishes`.
         """
         name = fields.text(body, "model")
         if name is not None and name not in self.names:
             raise ApiError(404, f"model {shown(name)} is not here; this server has {', '.join(self.names)}", "model",
                            "model_not_found")  # fmt: skip
-        fields.check_wishes(body, refused or {})
+        fields.check_wishes(body, refused or {}, fixed)
         ignored = fields.unknown(body, own, left_out)
         if ignored and self.options.strict_fields:
             raise RequestError(f"unknown field {shown(ignored[0])}; leave it out (this server is strict about fields)")

@@ -32,7 +32,7 @@ async def tokenize(request: Request) -> Response:
     """The token ids of a text, or of a conversation as `/v1/chat/completions` would encode it."""
     service: Service = request.app.state.service
     body, is_big = await service.read(request)
-    service.check(body, TOKENIZE, request)
+    service.check(body, TOKENIZE, request, fixed={} if body.get("messages") else service.fixed_of_texts)
     ids = await service.work(is_big, lambda: _ids(service, body))
     result: dict[str, Any] = {"count": len(ids), "max_model_len": service.builder.max_model_len, "tokens": ids}
     if fields.switch(body, "return_token_strs"):
@@ -54,7 +54,7 @@ async def detokenize(request: Request) -> Response:
     """The text of token ids, special tokens spelled out."""
     service: Service = request.app.state.service
     body, is_big = await service.read(request)
-    service.check(body, DETOKENIZE, request)
+    service.check(body, DETOKENIZE, request, fixed=fields.SPELLED_OUT)
     ids = body.get("tokens", body.get("token_ids"))
     limit = service.builder.vocab_size
     if not isinstance(ids, list) or not all(type(one) is int and 0 <= one < limit for one in ids):
@@ -67,7 +67,7 @@ async def generate(request: Request) -> Response:
     """Continue one prompt; outputs and deltas as the Python API has them."""
     service: Service = request.app.state.service
     body, is_big = await service.read(request)
-    service.check(body, GENERATE, request)
+    service.check(body, GENERATE, request, fixed=service.fixed_of_texts)
     answer_id, known_as = service.ids(body, request, "gen-")
     streams = await service.work(is_big, lambda: _streams(service, body, answer_id))
     writer = GenerateWriter(streams)
