@@ -39,10 +39,10 @@ class FakeCompiler:
         return 6 if b"error" in self.source else 0
 
     def nvrtcGetProgramLogSize(self, program, size):
-        size._obj.value = 9
+        size._obj.value = 10
 
     def nvrtcGetProgramLog(self, program, text):
-        text.raw = b"line 1: x"
+        text.raw = b"line 1: x\0"
 
     def nvrtcGetCUBINSize(self, program, size):
         size._obj.value = len(CUBIN)
@@ -98,7 +98,7 @@ def test_a_source_is_compiled_once_for_its_architecture_with_its_folder_to_inclu
 
 
 def test_the_compilers_words_are_in_the_error(compiler, tmp_path):
-    with pytest.raises(native.BuildError, match="NVRTC failed: line 1: x"):
+    with pytest.raises(native.BuildError, match=r"NVRTC failed: line 1: x\Z"):
         native.compile_source(source_of(tmp_path, b"an error"), "sm_90a")
     assert compiler.destroyed
 

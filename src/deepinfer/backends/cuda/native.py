@@ -67,7 +67,8 @@ def compile_source(file: Path, architecture: str) -> bytes:
         ]
         failed = library.nvrtcCompileProgram(program, len(flags), (ctypes.c_char_p * len(flags))(*flags))
         if failed:
-            raise BuildError(f"NVRTC failed: {_text_of(library, program, 'ProgramLog').decode()[-2000:]}")
+            words = _text_of(library, program, "ProgramLog").rstrip(b"\0")
+            raise BuildError(f"NVRTC failed: {words.decode()[-2000:]}")
         return _text_of(library, program, "CUBIN")
     finally:
         library.nvrtcDestroyProgram(ctypes.byref(program))

@@ -177,6 +177,7 @@ class NullRunner:
         assert ((plan.counts >= 1) & (plan.counts <= most)).all(), "a row has a wrong number of tokens"
         if plan.is_plain:
             assert (plan.counts == 1).all() and is_decode.all(), "a plain step has drafts or a prompt"
+            assert not plan.setups, "a plain step has a new request, of which drafting would not hear"
         if plan.is_plain or not self._num_drafts:
             return plan
         starts = plan.starts[is_decode]
