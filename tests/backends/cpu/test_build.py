@@ -54,6 +54,8 @@ def test_changed_sources_make_another_library(small):
 
 def test_other_processor_features_make_another_library(small, monkeypatch):
     first = build.library_file()
+    if not build.cpu_features(build.find_compiler()):
+        pytest.skip("this processor has no instruction set that could be missing")
     monkeypatch.setattr(build, "cpu_features", lambda compiler: ())
     assert build.library_file() != first
 
