@@ -194,6 +194,17 @@ def test_an_engine_with_captured_steps_gives_the_same_answers(
     assert found[0] == found[1] and all(len(answer) == 12 for answer in found[0])
 
 
+def test_drafts_of_a_captured_pass_are_the_same_further_on(recorder: FakeRecorder) -> None:
+    """With torch's ops, whose attention is told how far the batch reaches."""
+    options = {"device": "cpu", "precision": "float32", "max_num_requests": 1, "draft_scheduling": False}
+    found = []
+    for is_eager in (True, False):
+        with LLM(goldens.CHECKPOINT, enforce_eager=is_eager, **options) as llm:
+            outputs = llm.generate([[5, 6, 7], [5, 6, 7, 8] * 10], replace(GREEDY, max_tokens=40))
+            found.append([(one.token_ids, one.num_checked_drafts, one.num_accepted_drafts) for one in outputs])
+    assert found[0] == found[1] and recorder.num_replays > 0
+
+
 @on_card
 @pytest.mark.parametrize("plan", PLANS)
 def test_a_captured_step_is_the_same_step(monkeypatch: pytest.MonkeyPatch, plan: StepPlan) -> None:

@@ -95,6 +95,7 @@ class DraftGraphs:
             row_slots=torch.zeros_like(count[:-1]),
             block_table=like.block_table[:1].expand(num_rows, -1),
             window_starts=torch.zeros_like(count[:-1]),
+            max_position=torch.iinfo(torch.int32).max,  # later passes stand further on than this one
         )
         tokens = torch.zeros(num_rows, dtype=torch.int64, device=device)
         keys = DrawKeys(torch.zeros(num_rows, device=device), torch.zeros_like(tokens), torch.zeros_like(tokens))
