@@ -88,7 +88,7 @@ def released_case(starts: list[int], counts: list[int]):
 
 
 def test_scores_at_the_released_sizes_are_sums_of_exact_products():
-    from deepinfer.backends.cuda.hopper import indexer
+    from deepinfer.backends.cuda.hopper import index_scores
 
     q, weights, pages, batch, keys = released_case([196, 63, 0], [3, 5, 1])
     shape = SimpleNamespace(ratio=1, num_heads=32, dim=128, candidate_size=8)
@@ -97,8 +97,8 @@ def test_scores_at_the_released_sizes_are_sums_of_exact_products():
     blocks[3, 9:] = -1
     placed = pair.placed(batch)
     given = pair.placed(q.bfloat16()), pair.placed(weights), placed, shape, pair.placed(pages)
-    scores, peaks = indexer._scores(*given, pair.placed(visible), 2, num_tokens)
-    some = indexer._candidate_scores(*given, pair.placed(blocks[2:]), pair.placed(visible), 2)
+    scores, peaks = index_scores.entry_scores(*given, pair.placed(visible), 2, num_tokens)
+    some = index_scores.candidate_scores(*given, pair.placed(blocks[2:]), pair.placed(visible), 2)
     for token in range(2, num_tokens):
         seen = keys.view(-1, 128, 128)[batch.block_table[batch.rows[token]].long()].flatten(0, 1)[: visible[token]]
         dots = seen.double() @ q[token].view(32, 128).double().T
