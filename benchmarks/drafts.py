@@ -162,10 +162,11 @@ def draw(report: dict[str, Any], file: Path) -> None:
     """Rates by batch size beside what selection saves and loses."""
     figure, (left, right) = new_figure("Speculative decoding", 2)
     batches = [line["batch"] for line in report["rates"]]
-    labels = {"all": "all drafts checked", "scheduled": "scheduled"}
-    for mode in (mode for mode in labels if mode in report["rates"][0]["range"]):
+    for mode, label in (("all", "all drafts checked"), ("scheduled", "scheduled")):
+        if mode not in report["rates"][0]["range"]:
+            continue
         low, high = zip(*(line["range"][mode] for line in report["rates"]), strict=True)
-        left.plot(batches, [line["ratio"][mode] for line in report["rates"]], marker="o", label=labels[mode])
+        left.plot(batches, [line["ratio"][mode] for line in report["rates"]], marker="o", label=label)
         left.fill_between(batches, low, high, alpha=0.15)
     left.axhline(1.0, color="gray", linewidth=1)
     left.set(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -45,13 +47,13 @@ class BatchBuilder:
             kept_offsets = np.concatenate([[0], np.cumsum(counts)])
             starts = np.maximum(plan.starts, plan.decoder_starts)
             decoder = self._token_batch(plan, rows[kept], positions[kept], kept_offsets, starts, plan.decoder_starts)
-            decoder_tokens = self._int64(kept)
+            decoder_tokens = self.int64(kept)
         elif ((decoder_starts > 0) & (positions - decoder_starts < self.window - 1)).any():
             decoder = self._token_batch(plan, rows, positions, offsets, plan.starts, plan.decoder_starts)
         logit_tokens = None
         is_plain = decoder_tokens is None and (plan.samples & (~plan.is_prefill | (plan.counts == 1))).all()
         if not is_plain or plan.wants_logits.any() or len(plan.logprob_rows):
-            logit_tokens = self._int64(np.cumsum(is_decoder)[logit_positions(plan, offsets)] - 1)
+            logit_tokens = self.int64(np.cumsum(is_decoder)[logit_positions(plan, offsets)] - 1)
         return ForwardBatch(tokens, None, encoder, decoder, decoder_tokens, logit_tokens, feeds_draft)
 
     def block(self, slots: Int32, starts: Int32, window_starts: Int32, num_places: int) -> TokenBatch:
@@ -88,7 +90,7 @@ class BatchBuilder:
     def apply_changes(self, plan: StepPlan) -> None:
         """Write the block-table entries that a plan brings."""
         if len(plan.table_slots):
-            where = self._int64(plan.table_slots), self._int64(plan.table_columns)
+            where = self.int64(plan.table_slots), self.int64(plan.table_columns)
             self.block_table[where] = self._int32(plan.table_blocks)
 
     def _tokens(
@@ -98,7 +100,7 @@ class BatchBuilder:
         slots = plan.slots if is_single else plan.slots[rows]
         tokens = self._ops.read_tokens(self.token_ring, slots, positions.astype(np.int32, copy=False))
         if len(plan.host_tokens):
-            tokens[self._int64(np.flatnonzero(plan.is_prefill[rows]))] = self._int64(plan.host_tokens)
+            tokens[self.int64(np.flatnonzero(plan.is_prefill[rows]))] = self.int64(plan.host_tokens)
         return tokens
 
     def _token_batch(
@@ -125,17 +127,19 @@ class BatchBuilder:
         )
 
     def _int32(self, values: NDArray[np.integer]) -> Tensor:
-        return self._on_device(values.astype(np.int32, copy=False))
+        return self.on_device(values.astype(np.int32, copy=False))
 
-    def _int64(self, values: NDArray[np.integer]) -> Tensor:
-        return self._on_device(values.astype(np.int64, copy=False))
+    def int64(self, values: NDArray[np.integer]) -> Tensor:
+        """Numbers of the host as int64 on the device, which is not waited for."""
+        return self.on_device(values.astype(np.int64, copy=False))
 
-    def _on_device(self, values: NDArray[np.integer]) -> Tensor:
+    def on_device(self, values: NDArray[Any]) -> Tensor:
+        """Numbers of the host on the device, which is not waited for; no copy where both are one."""
         pinned = self.pinned(values)
         return pinned if self._is_host else pinned.to(self.device, non_blocking=True)
 
-    def pinned(self, values: NDArray[np.integer]) -> Tensor:
-        """The same numbers where a copy to the device need not wait for it; no copy where host and device are one."""
+    def pinned(self, values: NDArray[Any]) -> Tensor:
+        """Numbers of the host where a copy to the device need not wait for it."""
         tensor = torch.from_numpy(values)
         return tensor if self._is_host else tensor.pin_memory()
 

@@ -176,7 +176,7 @@ class Runner:
             return None
         assert hidden is not None, NO_HIDDEN
         slots, targets = np.repeat(plan.slots[plan.logprob_rows], plan.logprob_counts), plan.logprob_targets
-        token_ids = torch.from_numpy(targets.astype(np.int64)).to(self.builder.device)
+        token_ids = self.builder.int64(targets)
         num_top = self.sampler.num_prompt_logprobs(slots)
         return _logprobs(
             [

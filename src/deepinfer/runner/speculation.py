@@ -128,7 +128,7 @@ class Speculation:
         """The drafts before each line; None when no row checks any."""
         if lines.is_single:
             return None
-        return Before(self._on_device(self._tokens[lines.line_slots]), lines.line_places)
+        return Before(self._builder.int64(self._tokens[lines.line_slots]), lines.line_places)
 
     def drafts(self, lines: Lines) -> Int32:
         """The drafts of each row [rows, drafts], of which it checks the first counts - 1."""
@@ -140,8 +140,8 @@ class Speculation:
             return None
         checks = np.flatnonzero(lines.line_places < np.repeat(lines.counts - 1, lines.counts))
         where = lines.line_slots[checks], lines.line_places[checks]
-        slots, places = (self._on_device(index) for index in where)
-        return Proposed(checks, self._on_device(self._tokens[where]), self._drawn_from[slots, places])
+        slots, places = (self._builder.int64(index) for index in where)
+        return Proposed(checks, self._builder.int64(self._tokens[where]), self._drawn_from[slots, places])
 
     def verify(self, lines: Lines, token_ids: Int32, is_usable: Bool) -> Int32:
         """Tokens that each row keeps [rows], of those drawn [lines]; 0 for the padding rows."""
@@ -176,7 +176,7 @@ class Speculation:
         slots, starts = lines.slots[rows], self.progress.starts[lines.slots[rows]]
         window_starts = np.maximum(lines.decoder_starts[rows], self._main_starts[slots])
         batch = self._builder.block(slots, starts, window_starts, self.num_drafts)
-        previous = self._on_device(newest[rows])
+        previous = self._builder.int64(newest[rows])
         under_grammar = constraints if constraints is not None and constraints.has_any(slots) else None
         positions = (starts[:, None] + np.arange(1, self.num_drafts + 1)).astype(np.int32)
         plain = None
@@ -198,9 +198,8 @@ class Speculation:
         """Keys of the draws after the tokens at `starts` [rows]."""
         if not plain.temperature.any():
             return None
-        device = self._builder.device
-        temperature, seeds = (torch.from_numpy(values).to(device) for values in plain)
-        return DrawKeys(temperature, seeds, self._on_device(starts + 1))
+        on_device = self._builder.on_device
+        return DrawKeys(on_device(plain.temperature), on_device(plain.seeds), self._builder.int64(starts + 1))
 
     def _draw(
         self, previous: Tensor, batch: TokenBatch, slots: Int32, starts: Int32, under_grammar: ConstrainedRows | None
@@ -234,10 +233,7 @@ class Speculation:
             return
         if self._drawn_from is None:
             self._drawn_from = logits.new_zeros(len(self._tokens), self.num_drafts, logits.shape[1])
-        self._drawn_from[self._on_device(slots), place] = logits
-
-    def _on_device(self, values: Int32) -> Tensor:
-        return torch.from_numpy(values.astype(np.int64)).to(self._builder.device)
+        self._drawn_from[self._builder.int64(slots), place] = logits
 
     def report(self, result: StepResult) -> None:
         """Counters so far, and whether to plan drafts."""
