@@ -25,7 +25,7 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from deepinfer.backends.cuda import native
-from deepinfer.backends.cuda.hopper import attention, index_scores, selection
+from deepinfer.backends.cuda.hopper import attention, index_scores, products, selection
 
 TYPES = {
     torch.float32: "fp32", torch.bfloat16: "bf16", torch.float8_e4m3fn: "fp8e4nv",
@@ -89,7 +89,8 @@ def resources(cubin: bytes, dynamic: int) -> list[tuple[str, str]]:
 
 def compile_native() -> None:
     """The kernels in CUDA C++."""
-    sources = (attention.WIDE_SOURCE, attention.WIDE_SHARED_BYTES), (index_scores.NATIVE, 0), (selection.NATIVE, 0)
+    sources = [(attention.WIDE_SOURCE, attention.WIDE_SHARED_BYTES), (index_scores.NATIVE, 0), (selection.NATIVE, 0)]
+    sources += [(products.SOURCE, products.MANY.shared_bytes)]
     for source, dynamic in sources:
         try:
             cubin = native.compile_source(source, "sm_90a")

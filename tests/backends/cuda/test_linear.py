@@ -11,7 +11,7 @@ from deepinfer.ops.weights import Weight
 from ops import golden
 
 linear = pytest.importorskip("deepinfer.backends.cuda.hopper.linear", reason="triton is not installed")
-quant = pytest.importorskip("deepinfer.backends.cuda.hopper.quant", reason="triton is not installed")
+matrices = pytest.importorskip("deepinfer.backends.cuda.hopper.matrices", reason="triton is not installed")
 LIMIT = 2e-6  # float32 sums
 FP8_LIMIT = 2e-6 if pair.DEVICE.type == "cpu" else 1e-3  # the matrix unit keeps few bits until a sum is moved out of it
 
@@ -30,7 +30,8 @@ def fp8(rows: int, width: int) -> Weight:
 @pytest.mark.parametrize("make", [matrix, fp8])
 def test_products_equal_the_reference(make, tokens, rows, width):
     weight, x = make(rows, width), matrix(tokens, width, seed=1).value
-    ours = linear.linear(x.to(pair.DEVICE), quant.prepare_matrix(pair.placed(weight)), torch.float32)
+    prepared = matrices.prepare_matrix(pair.placed(weight), dtype=torch.float32)
+    ours = linear.linear(x.to(pair.DEVICE), prepared)
     rounded = reference.round_fp8(x.float()) if weight.is_quantized else x
     expected = rounded.double() @ reference.dequantise(weight, torch.float64).T
     assert golden.row_error(pair.wide(ours), expected) <= (FP8_LIMIT if weight.is_quantized else LIMIT)
@@ -42,9 +43,9 @@ def test_a_matrix_kept_in_bf16_gets_the_rounded_input():
     weight.value[:, :32] = (weight.value[:, :32].float() / 64).to(torch.float8_e4m3fn)
     weight.value[:, 32:] = 0
     weight.value[0, 32] = 1.0
-    prepared = quant.prepare_matrix(pair.placed(weight))
+    prepared = matrices.prepare_matrix(pair.placed(weight), dtype=torch.float32)
     assert prepared.rows.scale is None
-    ours = linear.linear(x.to(pair.DEVICE), prepared, torch.float32)
+    ours = linear.linear(x.to(pair.DEVICE), prepared)
     expected = reference.round_fp8(x.float()).double() @ reference.dequantise(weight, torch.float64).T
     assert golden.row_error(pair.wide(ours), expected) <= LIMIT
 
@@ -59,12 +60,12 @@ def test_groups_multiply_their_own_columns():
 @pair.on_device
 @pytest.mark.parametrize("make", [matrix, fp8])
 def test_a_token_has_the_same_bits_alone_and_among_many(make):
-    prepared, x = quant.prepare_matrix(pair.placed(make(70, 160))), matrix(130, 160, seed=1).value.to(pair.DEVICE)
+    prepared, x = matrices.prepare_matrix(pair.placed(make(70, 160))), matrix(130, 160, seed=1).value.to(pair.DEVICE)
     together = linear.linear(x, prepared)
     for start, count in ((0, 1), (7, 16), (64, 17), (40, 64)):
         assert torch.equal(linear.linear(x[start : start + count], prepared), together[start : start + count])
 
 
 def test_no_tokens_give_no_rows():
-    prepared = quant.prepare_matrix(pair.placed(fp8(32, 64)))
+    prepared = matrices.prepare_matrix(pair.placed(fp8(32, 64)))
     assert linear.linear(torch.empty(0, 64, dtype=torch.bfloat16, device=pair.DEVICE), prepared).shape == (0, 32)

@@ -1,4 +1,4 @@
-"""Number formats of the Hopper ops: the interpreter's and the device's conversions, and scales folded onto rows."""
+"""Number formats of the Hopper ops: the interpreter's and the device's conversions, and groups folded onto rows."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import torch
 
 from backends.cuda import pair
 from deepinfer.ops.reference import quant as reference
-from deepinfer.ops.weights import Weight
 
 quant = pytest.importorskip("deepinfer.backends.cuda.hopper.quant", reason="triton is not installed")
 
@@ -43,27 +42,3 @@ def test_a_row_that_is_not_finite_spoils_itself_alone():
     codes, scale = quant.quantise(x.to(pair.DEVICE))
     products = (codes.float() * scale.unsqueeze(1)).cpu()
     assert not products[1].isfinite().all() and products[[0, 2]].isfinite().all()
-
-
-def fp8_weight(exponents: torch.Tensor) -> Weight:
-    random = torch.Generator().manual_seed(3)
-    codes = (torch.randn(64, 96, generator=random) * 64).to(torch.float8_e4m3fn)
-    return Weight(codes, exponents.to(torch.uint8).view(torch.float8_e8m0fnu))
-
-
-def test_tile_scales_fold_onto_rows_without_loss_when_near():
-    weight = fp8_weight(torch.tensor([[120, 121, 119], [118, 118, 120]]))
-    matrix = quant.prepare_matrix(weight, weight)
-    assert matrix.rows.values.dtype == torch.float8_e4m3fn and matrix.rounds_input
-    ours = matrix.rows.values.float() * matrix.rows.scale.unsqueeze(1)
-    expected = reference.dequantise(weight, torch.float32)
-    # codes below 2 ** -6 of their row's largest scale are subnormal and lose bits
-    assert float((ours - torch.cat([expected] * 2)).norm() / expected.norm()) < quant.FOLDING_LIMIT * 2
-
-
-def test_tile_scales_that_lie_far_apart_keep_the_matrix_in_bf16():
-    weight = fp8_weight(torch.tensor([[110, 120, 110], [110, 120, 110]]))
-    weight.value[:, 32:64] = 0.5  # the tiles with the large scale hold little
-    matrix = quant.prepare_matrix(weight)
-    assert matrix.rows.scale is None and matrix.rounds_input
-    assert torch.equal(matrix.rows.values.float(), reference.dequantise(weight, torch.float32))

@@ -80,6 +80,7 @@ def load(file: Path, name: str, threads: int, shared_bytes: int, device: int) ->
     major, minor = torch.cuda.get_device_capability(device)
     try:
         with torch.cuda.device(device):
+            torch.cuda.synchronize()  # makes the device's context, if nothing has used it before
             return Kernel(compile_source(file, f"sm_{major}{minor}a"), name, threads, shared_bytes)
     except BuildError as error:
         logger.warning("no CUDA C++ kernel of %s: %s; Triton's, which is slower, takes its place", file.stem, error)

@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from deepinfer.backends.cuda.hopper.linear import linear
+from deepinfer.backends.cuda.hopper.matrices import Matrix, prepare_matrix
 from deepinfer.backends.cuda.hopper.norm import Norm, prepare_norm, rms_norm
 from deepinfer.backends.cuda.hopper.numbers import (
     INVERSE_FP4_MAX,
@@ -21,7 +22,6 @@ from deepinfer.backends.cuda.hopper.numbers import (
     power,
     to_bf16,
 )
-from deepinfer.backends.cuda.hopper.quant import Matrix, prepare_matrix
 from deepinfer.backends.cuda.hopper.rings import write_ring
 from deepinfer.backends.cuda.hopper.rope import rotated_tail
 from deepinfer.ops.batch import TokenBatch
@@ -50,7 +50,7 @@ def prepare_compressor(compressor: CompressorWeights) -> Compressor:
     )
     parts = (compressor.wkv,) if compressor.wgate is None else (compressor.wkv, compressor.wgate)
     return Compressor(
-        rows=prepare_matrix(*parts),
+        rows=prepare_matrix(*parts, dtype=torch.float32),
         norm=prepare_norm(compressor.norm),
         index_wk=prepare_matrix(compressor.index_wk),
         index_norm=prepare_norm(compressor.index_norm),
@@ -179,7 +179,7 @@ def compress(
     expect("x", x, (num_tokens, None), torch.bfloat16)
     expect("compressed pages", pages, (None, per_block, dim // 16 * 9), torch.uint8)
     expect("index pages", index_pages, (None, per_block, index_dim // 32 * 17), torch.uint8)
-    rows = linear(x, compressor.rows, torch.float32)
+    rows = linear(x, compressor.rows)
     if state is None:
         require(ratio == 1, f"a compressor of ratio {ratio} needs its state ring")
         length, slot_stride, num_slots, ring = 1, 0, 0, rows

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 from deepinfer.backends.cuda.hopper.embedding import Head
 from deepinfer.backends.cuda.hopper.embedding import head as output_head
 from deepinfer.backends.cuda.hopper.linear import linear
+from deepinfer.backends.cuda.hopper.matrices import Matrix, prepare_matrix
 from deepinfer.backends.cuda.hopper.norm import Norm, prepare_norm
-from deepinfer.backends.cuda.hopper.quant import Matrix, prepare_matrix
 from deepinfer.ops.reference.shapes import expect
 from deepinfer.ops.weights import DraftWeights
 
@@ -43,8 +43,8 @@ def prepare_draft(draft: DraftWeights, head: Head) -> Draft:
         main_norm=prepare_norm(draft.main_norm),
         head=dataclasses.replace(head, norm=prepare_norm(draft.norm)),
         markov_embed=draft.markov_embed.value,
-        markov_head=prepare_matrix(draft.markov_head),
-        confidence=prepare_matrix(draft.confidence),
+        markov_head=prepare_matrix(draft.markov_head, dtype=torch.float32),
+        confidence=prepare_matrix(draft.confidence, dtype=torch.float32),
     )
 
 
@@ -66,5 +66,5 @@ def draft_next(logits: Tensor, x: Tensor, previous: Tensor, draft: Draft) -> tup
     """Logits [n, V] with the Markov term of the previous tokens [n] int64, and raw confidences [n] float32."""
     expect("previous", previous, (len(logits),))
     embedded = F.embedding(previous, draft.markov_embed)
-    confidence = linear(torch.cat([x, embedded], dim=-1), draft.confidence, torch.float32)[:, 0]
-    return logits + linear(embedded, draft.markov_head, torch.float32), confidence
+    confidence = linear(torch.cat([x, embedded], dim=-1), draft.confidence)[:, 0]
+    return logits + linear(embedded, draft.markov_head), confidence

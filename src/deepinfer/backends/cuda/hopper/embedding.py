@@ -11,8 +11,8 @@ from torch.nn import functional as F
 
 from deepinfer.backends.cuda.hopper.hyper import collapse_kernel
 from deepinfer.backends.cuda.hopper.linear import linear
+from deepinfer.backends.cuda.hopper.matrices import Matrix, prepare_matrix
 from deepinfer.backends.cuda.hopper.norm import Norm, prepare_norm
-from deepinfer.backends.cuda.hopper.quant import Matrix, prepare_matrix
 from deepinfer.ops.reference.shapes import expect
 from deepinfer.ops.weights import HeadWeights, Weight
 
@@ -48,7 +48,7 @@ def embed(tokens: Tensor, embedding: Embedding) -> tuple[Tensor, Tensor]:
 
 def prepare_head(head: HeadWeights) -> Head:
     """Widen the norm; the matrix stays bf16."""
-    return Head(prepare_norm(head.norm), prepare_matrix(head.weight))
+    return Head(prepare_norm(head.norm), prepare_matrix(head.weight, dtype=torch.float32))
 
 
 def head(streams: Tensor, pre: Tensor, head: Head) -> Tensor:
@@ -63,4 +63,4 @@ def head(streams: Tensor, pre: Tensor, head: Head) -> Tensor:
             streams.contiguous(), pre.contiguous(), head.norm.weight, head.norm.eps, x,
             hidden, m, triton.next_power_of_2(hidden), num_warps=8,
         )  # fmt: skip
-    return linear(x, head.matrix, torch.float32)
+    return linear(x, head.matrix)

@@ -10,8 +10,8 @@ import triton.language as tl
 from torch import Tensor
 
 from deepinfer.backends.cuda.hopper.linear import linear
+from deepinfer.backends.cuda.hopper.matrices import Matrix, prepare_matrix
 from deepinfer.backends.cuda.hopper.numbers import from_e4m3_bytes, to_bf16, ue8m0
-from deepinfer.backends.cuda.hopper.quant import Matrix, prepare_matrix
 from deepinfer.ops.reference import quant
 from deepinfer.ops.reference.shapes import expect, require
 from deepinfer.ops.weights import EngramWeights

@@ -43,6 +43,11 @@ class Stack:
     scale: Tensor
     width: int
 
+    @property
+    def num_rows(self) -> int:
+        """Of each matrix."""
+        return self.codes.shape[1]
+
 
 def prepare_stack(weight: Weight) -> Stack:
     """Scales of groups become exponents above their row's. Raises ShapeError for a weight that is not e2m1."""
@@ -156,6 +161,14 @@ def widen_kernel(codes, shifts, wide, num_rows, PADDED: tl.constexpr, ROW_TILE: 
     codes_at, shifts_at = codes + row * (PADDED // 2) + start // 2, shifts + row * (PADDED // 32) + start // 32
     at = wide + (row * PADDED + start)[:, None] + tl.arange(0, STEP)[None, :]
     tl.store(at, widened(codes_at, shifts_at, is_row, ROW_TILE, STEP), mask=is_row[:, None])
+
+
+def ordered(chosen: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
+    """Pairs [T * k] of chosen [T, k] int32 in the order of experts, and where those of each end [E]."""
+    order = torch.empty(chosen.numel(), dtype=torch.int32, device=chosen.device)
+    ends = torch.empty(num_experts, dtype=torch.int32, device=chosen.device)
+    order_kernel[(num_experts,)](chosen, order, ends, len(order), 1024, num_warps=4)
+    return order, ends
 
 
 def expert_matmul(x: Rows, stack: Stack, order: Tensor, ends: Tensor, pairs_per_line: int) -> Tensor:

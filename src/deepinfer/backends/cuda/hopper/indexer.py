@@ -13,8 +13,8 @@ from torch import Tensor
 from deepinfer.backends.cuda.hopper.compressor import packed_index
 from deepinfer.backends.cuda.hopper.index_scores import TOKEN_TILE, candidate_scores, entry_scores
 from deepinfer.backends.cuda.hopper.linear import linear
+from deepinfer.backends.cuda.hopper.matrices import Matrix, prepare_matrix
 from deepinfer.backends.cuda.hopper.numbers import e2m1_numbers, to_bf16, ue8m0
-from deepinfer.backends.cuda.hopper.quant import Matrix, prepare_matrix
 from deepinfer.backends.cuda.hopper.rope import rotated_tail
 from deepinfer.backends.cuda.hopper.selection import GROUP, best_columns, best_of_blocks, group_peaks
 from deepinfer.ops.batch import TokenBatch
@@ -55,7 +55,7 @@ def prepare_indexer(indexer: IndexerWeights) -> Indexer:
     )
     return Indexer(
         wq_b=prepare_matrix(indexer.wq_b),
-        weights_proj=prepare_matrix(indexer.weights_proj),
+        weights_proj=prepare_matrix(indexer.weights_proj, dtype=torch.float32),
         frequencies=rope_frequencies(indexer.rope, indexer.wq_b.value.device),
         num_heads=heads,
         dim=dim,
@@ -135,7 +135,7 @@ def _everything(
 
 def _queries(x: Tensor, low_rank: Tensor, batch: TokenBatch, indexer: Indexer) -> tuple[Tensor, Tensor]:
     """Rotated and e2m1-rounded index queries [T, heads * d] bf16, head weights [T, heads] float32."""
-    q, weights = linear(low_rank, indexer.wq_b), linear(x, indexer.weights_proj, torch.float32)
+    q, weights = linear(low_rank, indexer.wq_b), linear(x, indexer.weights_proj)
     heads, dim = indexer.num_heads, indexer.dim
     if len(q):
         query_kernel[(len(q), heads)](

@@ -1,4 +1,4 @@
-"""Products with prepared matrices.
+"""Products with prepared matrices: packed ones by CUDA C++ (`products.py`), others by Triton.
 
 The matrix is the left operand: its rows fill the 64 rows that a Hopper matrix instruction wants
 even when there are few tokens, and tokens are the narrow side. A result has the same bits
@@ -13,8 +13,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from deepinfer.backends.cuda.hopper.matrices import Matrix
 from deepinfer.backends.cuda.hopper.numbers import multiply, to_bf16
-from deepinfer.backends.cuda.hopper.quant import Matrix, Rows, quantise, widened
+from deepinfer.backends.cuda.hopper.panels import Panels, quantise_panels
+from deepinfer.backends.cuda.hopper.products import Packed, products
+from deepinfer.backends.cuda.hopper.quant import Rows, quantise, widened
 from deepinfer.ops.reference.shapes import require
 
 
@@ -113,13 +116,17 @@ def _launch(
     )  # fmt: skip
 
 
-def linear(x: Tensor | Rows, matrix: Matrix, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+def linear(x: Tensor | Rows | Panels, matrix: Matrix) -> Tensor:
     """x [n, width] bf16 -> [n, rows], the input rounded to e4m3 where the checkpoint expects it.
 
-    x may also be rows that were rounded before.
+    x may also have been rounded before, in the layout that the matrix wants.
     """
+    if isinstance(matrix.rows, Packed):
+        assert not isinstance(x, Rows), "packed matrices take panels"
+        return products(x if isinstance(x, Panels) else quantise_panels(x, matrix.rows.padded_width), matrix.rows)
+    assert not isinstance(x, Panels), "only packed matrices take panels"
     if not matrix.rounds_input:
         assert isinstance(x, Tensor), "the input of this matrix is not rounded"
-        return matmul(Rows(x, None), matrix.rows, dtype)
+        return matmul(Rows(x, None), matrix.rows, matrix.dtype)
     x = x if isinstance(x, Rows) else quantise(x)
-    return matmul(x if matrix.rows.scale is not None else widened(x), matrix.rows, dtype)
+    return matmul(x if matrix.rows.scale is not None else widened(x), matrix.rows, matrix.dtype)

@@ -12,10 +12,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from deepinfer.backends.cuda.hopper.experts import Stack, expert_matmul, order_kernel, prepare_stack
+from deepinfer.backends.cuda.hopper.experts import Stack, expert_matmul, ordered, prepare_stack
 from deepinfer.backends.cuda.hopper.linear import linear
+from deepinfer.backends.cuda.hopper.matrices import Matrix, prepare_matrix
 from deepinfer.backends.cuda.hopper.numbers import to_bf16
-from deepinfer.backends.cuda.hopper.quant import E4M3, Matrix, Rows, fold_groups, prepare_matrix, quantise
+from deepinfer.backends.cuda.hopper.panels import places_of, quantise_panels
+from deepinfer.backends.cuda.hopper.products import Packed, can_pack, pack_e2m1, products
+from deepinfer.backends.cuda.hopper.quant import quantise
+from deepinfer.backends.cuda.hopper.swiglu import swiglu, swiglu_panels
 from deepinfer.ops.reference.shapes import expect, require
 from deepinfer.ops.weights import ExpertWeights, RouterWeights
 
@@ -38,10 +42,10 @@ class Router:
 
 @dataclass(frozen=True)
 class Experts:
-    """Routed experts: w1 above w3, and w2."""
+    """Routed experts: w1 above w3, and w2; packed for CUDA C++, or as Triton's kernel takes them."""
 
-    gate_up: Stack
-    down: Stack
+    gate_up: Stack | Packed
+    down: Stack | Packed
     limit: float
 
 
@@ -61,8 +65,8 @@ def prepare_router(router: RouterWeights) -> Router:
     )
     bias, bias_vl = router.bias.value.float().contiguous(), router.bias_vl.value.float().contiguous()
     return Router(
-        prepare_matrix(router.weight), bias, bias_vl, router.num_active, SCORINGS.index(router.scoring),
-        router.normalize, router.scaling, router.temperature,
+        prepare_matrix(router.weight, dtype=torch.float32), bias, bias_vl, router.num_active,
+        SCORINGS.index(router.scoring), router.normalize, router.scaling, router.temperature,
     )  # fmt: skip
 
 
@@ -113,7 +117,7 @@ def route(x: Tensor, is_image: Tensor | None, router: Router) -> tuple[Tensor, T
     num_tokens, num_experts, k = len(x), len(router.bias), router.num_active
     if is_image is not None:
         expect("is_image", is_image, (num_tokens,), torch.bool)
-    logits = linear(x, router.matrix, torch.float32)
+    logits = linear(x, router.matrix)
     chosen = torch.empty(num_tokens, k, dtype=torch.int32, device=x.device)
     share = torch.empty(num_tokens, k, device=x.device)
     if num_tokens:
@@ -128,77 +132,56 @@ def route(x: Tensor, is_image: Tensor | None, router: Router) -> tuple[Tensor, T
 
 def prepare_experts(experts: ExpertWeights) -> Experts:
     """Pack routed experts; w1 and w3 become one product."""
-    w1, w3 = prepare_stack(experts.w1), prepare_stack(experts.w3)
+    w1, w3, down = prepare_stack(experts.w1), prepare_stack(experts.w3), prepare_stack(experts.w2)
     gate_up = Stack(
         torch.cat([w1.codes, w3.codes], dim=1), torch.cat([w1.shifts, w3.shifts], dim=1),
         torch.cat([w1.scale, w3.scale], dim=1), w1.width,
     )  # fmt: skip
-    return Experts(gate_up, prepare_stack(experts.w2), experts.limit)
+    if all(can_pack(stack.num_rows, len(stack.codes), stack.codes.device) for stack in (gate_up, down)):
+        return Experts(pack_e2m1(gate_up), pack_e2m1(down), experts.limit)
+    return Experts(gate_up, down, experts.limit)
 
 
 @triton.jit
-def swiglu_kernel(
-    both, share, codes, scale, limit,
-    INNER: tl.constexpr, GROUPS: tl.constexpr, HAS_SHARE: tl.constexpr, HAS_LIMIT: tl.constexpr,
-):  # fmt: skip
-    """One line: share * silu(gate) * up, clamped, rounded to bf16 and quantised for the next product."""
-    line = tl.program_id(0).to(tl.int64)
-    column = tl.arange(0, GROUPS)[:, None] * 32 + tl.arange(0, 32)[None, :]
-    is_here = column < INNER
-    gate = tl.load(both + line * 2 * INNER + column, mask=is_here, other=0.0).to(tl.float32)
-    up = tl.load(both + line * 2 * INNER + INNER + column, mask=is_here, other=0.0).to(tl.float32)
-    if HAS_LIMIT:
-        gate = tl.where(gate > limit, limit, gate)
-        up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
-    value = gate * tl.sigmoid(gate) * up
-    if HAS_SHARE:
-        value *= tl.load(share + line)
-    folded, factor = fold_groups(to_bf16(value).to(tl.float32), GROUPS)
-    tl.store(codes + line * INNER + column, folded, mask=is_here)
-    tl.store(scale + line, factor)
-
-
-def swiglu(both: Tensor, share: Tensor | None, limit: float) -> Rows:
-    """both [n, 2 * inner] bf16 (gate, up), share [n] float32 -> e4m3 rows [n, inner]."""
-    num_lines, inner = len(both), both.shape[1] // 2
-    codes = torch.empty(num_lines, inner, dtype=torch.uint8, device=both.device)
-    scale = torch.empty(num_lines, device=both.device)
-    if num_lines:
-        swiglu_kernel[(num_lines,)](
-            both, both if share is None else share, codes, scale, limit, inner,
-            triton.next_power_of_2(triton.cdiv(inner, 32)), share is not None, limit > 0, num_warps=4,
-        )  # fmt: skip
-    return Rows(codes.view(E4M3), scale)
-
-
-@triton.jit
-def combine_kernel(pairs, out, WIDTH: tl.constexpr, ACTIVE: tl.constexpr, TILE: tl.constexpr):
+def combine_kernel(
+    pairs, of_pairs, out, WIDTH: tl.constexpr, ACTIVE: tl.constexpr, TILE: tl.constexpr, HAS_PLACES: tl.constexpr
+):
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * TILE + tl.arange(0, TILE)
     total = tl.zeros([TILE], tl.float32)
-    for place in tl.static_range(ACTIVE):
-        part = tl.load(pairs + (token * ACTIVE + place) * WIDTH + column, mask=column < WIDTH, other=0.0)
-        total += part.to(tl.float32)
+    for active in tl.static_range(ACTIVE):
+        pair = token * ACTIVE + active
+        if HAS_PLACES:
+            pair = tl.load(of_pairs + pair).to(tl.int64)
+        total += tl.load(pairs + pair * WIDTH + column, mask=column < WIDTH, other=0.0).to(tl.float32)
     tl.store(out + token * WIDTH + column, total, mask=column < WIDTH)
 
 
 def experts(x: Tensor, chosen: Tensor, share: Tensor, experts: Experts) -> Tensor:
     """Sum over the chosen experts, best first: x [T, H] bf16, chosen and share [T, k] -> [T, H] float32."""
-    num_experts, hidden, _ = experts.down.codes.shape
+    hidden = experts.down.num_rows
     expect("x", x, (None, experts.gate_up.width), torch.bfloat16)
     expect("chosen", chosen, (len(x), None), torch.int32)
     expect("share", share, tuple(chosen.shape), torch.float32)
-    (num_tokens, k), device = chosen.shape, x.device
-    out = torch.empty(num_tokens, hidden, device=device)
+    num_tokens, k = chosen.shape
+    out = torch.empty(num_tokens, hidden, device=x.device)
     if not num_tokens:
         return out
-    order = torch.empty(num_tokens * k, dtype=torch.int32, device=device)
-    ends = torch.empty(num_experts, dtype=torch.int32, device=device)
-    order_kernel[(num_experts,)](chosen.contiguous(), order, ends, num_tokens * k, 1024, num_warps=4)
-    both = expert_matmul(quantise(x), experts.gate_up, order, ends, k)
-    pairs = expert_matmul(swiglu(both, share.contiguous(), experts.limit), experts.down, order, ends, 1)
+    chosen, share, of_pairs = chosen.contiguous(), share.contiguous(), None
+    if isinstance(experts.gate_up, Packed) and isinstance(experts.down, Packed):
+        places = places_of(chosen, len(experts.gate_up.chunks))
+        both = products(quantise_panels(x, experts.gate_up.padded_width, places), experts.gate_up, places)
+        inner = swiglu_panels(both, share, experts.limit, experts.down.padded_width, places)
+        pairs, of_pairs = products(inner, experts.down, places), places.of_pairs
+    else:
+        assert isinstance(experts.gate_up, Stack) and isinstance(experts.down, Stack), "both are packed, or none is"
+        order, ends = ordered(chosen, len(experts.gate_up.codes))
+        both = expert_matmul(quantise(x), experts.gate_up, order, ends, k)
+        pairs = expert_matmul(swiglu(both, share, experts.limit), experts.down, order, ends, 1)
     tile = min(1024, triton.next_power_of_2(hidden))
-    combine_kernel[(num_tokens, triton.cdiv(hidden, tile))](pairs, out, hidden, k, tile, num_warps=4)
+    combine_kernel[(num_tokens, triton.cdiv(hidden, tile))](
+        pairs, pairs if of_pairs is None else of_pairs, out, hidden, k, tile, of_pairs is not None, num_warps=4
+    )
     return out
 
 
@@ -220,7 +203,11 @@ def shared_expert(x: Tensor, routed: Tensor, expert: SharedExpert) -> Tensor:
     """routed + w2(swiglu(w1 x, w3 x)): x [T, H] bf16, routed [T, H] float32 -> [T, H] bf16."""
     expect("x", x, (None, None), torch.bfloat16)
     expect("routed", routed, tuple(x.shape), torch.float32)
-    own = linear(swiglu(linear(x, expert.gate_up), None, expert.limit), expert.down)
+    both, down = linear(x, expert.gate_up), expert.down
+    if isinstance(down.rows, Packed):
+        own = linear(swiglu_panels(both, None, expert.limit, down.rows.padded_width), down)
+    else:
+        own = linear(swiglu(both, None, expert.limit), down)
     out = torch.empty_like(own)
     if own.numel():
         add_kernel[(triton.cdiv(own.numel(), 1024),)](routed.contiguous(), own, out, own.numel(), 1024, num_warps=4)

@@ -10,9 +10,9 @@ import triton.language as tl
 from torch import Tensor
 
 from deepinfer.backends.cuda.hopper.linear import grouped_matmul, linear
+from deepinfer.backends.cuda.hopper.matrices import Matrix, prepare_matrix
 from deepinfer.backends.cuda.hopper.norm import Norm, prepare_norm, rms_norm
 from deepinfer.backends.cuda.hopper.numbers import INVERSE_FP8_MAX, e4m3_bytes, exponent_above, power, to_bf16
-from deepinfer.backends.cuda.hopper.quant import Matrix, prepare_matrix
 from deepinfer.backends.cuda.hopper.rope import rotate_heads, rotated_tail
 from deepinfer.ops.reference import quant
 from deepinfer.ops.reference.rope import rope_frequencies

@@ -1,9 +1,8 @@
-"""Activations and matrices as e4m3 with one power-of-two scale a row.
+"""Activations as e4m3 with one power-of-two scale a row.
 
-The checkpoint scales activations in groups of 32 and matrices in tiles of 32 x 32. Both are
-powers of two, so a row's groups can share the largest of its scales: codes move down by whole
-exponents, exactly while they stay normal. What falls below is lost, some 1e-6 of a row's norm or
-less; a matrix that would lose more is kept in bf16, which holds every e4m3 times a power of two.
+The checkpoint scales them in groups of 32. The scales are powers of two, so a row's groups can share the largest:
+codes move down by whole exponents, exactly while they stay normal. What falls below is lost, some 1e-6 of a row's
+norm or less.
 """
 
 from __future__ import annotations
@@ -22,12 +21,9 @@ from deepinfer.backends.cuda.hopper.numbers import (
     from_e4m3_bytes,
     power,
 )
-from deepinfer.ops.reference import quant
-from deepinfer.ops.reference.shapes import expect, require
-from deepinfer.ops.weights import Weight
+from deepinfer.ops.reference.shapes import expect
 
 E4M3 = torch.float8_e4m3fn
-FOLDING_LIMIT = 1e-5  # of a matrix's norm; rounding results to bf16 costs 2e-3
 
 
 class Rows(NamedTuple):
@@ -35,13 +31,6 @@ class Rows(NamedTuple):
 
     values: Tensor
     scale: Tensor | None
-
-
-class Matrix(NamedTuple):
-    """A matrix [rows, width], and whether the input of its products is rounded to e4m3."""
-
-    rows: Rows
-    rounds_input: bool
 
 
 @triton.jit
@@ -81,30 +70,3 @@ def widened(rows: Rows) -> Rows:
     """e4m3 rows as bf16, exactly."""
     assert rows.scale is not None
     return Rows(rows.values.to(torch.bfloat16) * rows.scale.to(torch.bfloat16).unsqueeze(1), None)
-
-
-def prepare_matrix(*weights: Weight) -> Matrix:
-    """One stored matrix, or several stacked by rows: e4m3 with a scale a row where that loses nothing that counts."""
-    is_quantized = weights[0].is_quantized
-    require(
-        all(weight.is_quantized == is_quantized for weight in weights),
-        "matrices that share their input must all be quantised, or none",
-    )
-    folded = [_fold(weight) for weight in weights] if is_quantized else []
-    if is_quantized and all(lost <= FOLDING_LIMIT for _, _, lost in folded):
-        codes = torch.cat([codes.view(torch.uint8) for codes, _, _ in folded]).view(E4M3)
-        return Matrix(Rows(codes, torch.cat([scale for _, scale, _ in folded])), True)
-    return Matrix(Rows(torch.cat([quant.dequantise(weight, torch.bfloat16) for weight in weights]), None), is_quantized)
-
-
-def _fold(weight: Weight) -> tuple[Tensor, Tensor, float]:
-    """e4m3 codes on the largest scale of their row, that scale, and the share of the norm that is lost."""
-    assert weight.scale is not None
-    exact = quant.dequantise(weight, torch.float32)
-    exponents = weight.scale.view(torch.uint8).int().amax(-1)
-    if len(exponents) != len(exact):
-        exponents = exponents.repeat_interleave(quant.TILE)[: len(exact)]
-    scale = torch.ldexp(torch.ones_like(exponents, dtype=torch.float32), exponents - 127)
-    codes = (exact / scale.unsqueeze(1)).to(E4M3)
-    lost = (codes.float() * scale.unsqueeze(1) - exact).norm() / exact.norm().clamp_min(1e-30)
-    return codes, scale, float(lost)

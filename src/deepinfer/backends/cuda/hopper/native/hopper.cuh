@@ -19,6 +19,24 @@ __device__ inline void arrive(u32 barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
+// Makes a barrier wait for bytes of copies, and arrives.
+__device__ inline void expect(u32 barrier, u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+// Starts a copy to shared memory; places and bytes are multiples of 16.
+__device__ inline void copy(u32 to, const void *from, u32 bytes, u32 barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+                 ::"r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");
+}
+
+// Starts a copy to the same place of both blocks of a cluster, told to the same barrier of each.
+__device__ inline void copy_to_pair(u32 to, const void *from, u32 bytes, u32 barrier) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], %4;"
+        ::"r"(to), "l"(from), "r"(bytes), "r"(barrier), "h"((u16)3) : "memory");
+}
+
 __device__ inline void wait(u32 barrier, int parity) {
     asm volatile(
         "{\n.reg .pred done;\nagain:\n"
@@ -34,10 +52,47 @@ __device__ inline void warp_arrive(u32 barrier) {
     if (threadIdx.x % 32 == 0) arrive(barrier);
 }
 
+// ---- blocks of a cluster
+
+__device__ inline u32 rank_in_cluster() {
+    u32 rank;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+
+// Waits for all threads of the cluster.
+__device__ inline void meet() {
+    asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+}
+
+// Arrives at the barrier in this place of the block with this rank.
+__device__ inline void arrive_at(u32 barrier, u32 rank) {
+    asm volatile("{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
+                 "mbarrier.arrive.shared::cluster.b64 _, [there];\n}" ::"r"(barrier), "r"(rank) : "memory");
+}
+
+// ---- copies from shared memory to the device's
+
+__device__ inline void send(void *to, u32 from, u32 bytes) {
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes) : "memory");
+}
+
+__device__ inline void stores_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+
+// Waits until this thread's copies have read their source, or are done.
+__device__ inline void stores_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+
+__device__ inline void stores_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+
 __device__ inline void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 
+__device__ inline void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+
+__device__ inline void products_wait() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
+
 __device__ inline void products_end() {
-    asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;" ::: "memory");
+    products_commit();
+    products_wait();
 }
 
 // Rows of 128 bytes, 16-byte pieces swizzled by the row; `panels`: bytes between stretches of 64 columns.

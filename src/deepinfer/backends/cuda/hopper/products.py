@@ -1,0 +1,137 @@
+"""FP8 products on the matrix unit, by CUDA C++ (`native/products.cu`): packed matrices, and the launch.
+
+A matrix is packed once: e4m3 or e2m1 codes in the order in which the matrix unit's registers want them, in chunks of 64
+rows and 128 columns that a bulk copy can bring. Results have the bits of Triton's products (`linear.py`, `experts.py`).
+"""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from deepinfer.backends.cuda.hopper.experts import Stack
+from deepinfer.backends.cuda.hopper.panels import STEP, TOKEN_TILE, Panels, Places
+from deepinfer.backends.cuda.native import Kernel, load
+
+SOURCE = Path(__file__).parent / "native" / "products.cu"
+WIDTH_TILE, ROW_TILE = 256, 256  # to which matrices are padded
+E4M3_CHUNK, E2M1_CHUNK = 8192, 4352  # bytes of 64 rows of a step
+MAX_EXPERTS = 512
+
+
+class Form(NamedTuple):
+    """One of the two forms of the kernel: tiles of rows (of a cluster) and tokens, and its launch."""
+
+    name: str
+    rows: int
+    tokens: int
+    threads: int
+    shared_bytes: int
+    blocks: int  # of a multiprocessor
+    cluster: int
+
+
+MANY = Form("many", 256, TOKEN_TILE, 384, 220 * 1024, 1, 2)
+FEW = Form("few", 64, 64, 160, 112 * 1024, 2, 1)
+
+
+class Packed(NamedTuple):
+    """One matrix or one of every expert.
+
+    chunks [E, padded rows / 128, steps, 2, chunk] uint8. scale [E, padded rows] float32. Rows and columns are padded
+    to multiples of 256; width: columns before.
+    """
+
+    chunks: Tensor
+    scale: Tensor
+    num_rows: int
+    width: int
+
+    @property
+    def padded_width(self) -> int:
+        """Columns of all steps."""
+        return self.chunks.shape[2] * STEP
+
+
+def can_pack(num_rows: int, num_experts: int, device: torch.device) -> bool:
+    """Whether the kernel takes matrices of this many rows, and can be built for the device."""
+    fits = num_rows % 8 == 0 and num_experts <= MAX_EXPERTS
+    return fits and device.type == "cuda" and kernel_for(E4M3_CHUNK, MANY, device) is not None
+
+
+def kernel_for(chunk: int, form: Form, device: torch.device) -> Kernel | None:
+    """The kernel for chunks of this many bytes; None where it cannot be built."""
+    name = f"{form.name}_{'e4m3' if chunk == E4M3_CHUNK else 'e2m1'}"
+    return load(SOURCE, name, form.threads, form.shared_bytes, device.index or 0)
+
+
+@functools.cache
+def num_multiprocessors(device: torch.device) -> int:
+    """Blocks that run at a time."""
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def pack_e4m3(codes: Tensor, scale: Tensor) -> Packed:
+    """codes [rows, width] e4m3 and the scale of each row."""
+    num_rows, width = codes.shape
+    codes = F.pad(codes.view(torch.uint8), (0, -width % WIDTH_TILE, 0, -num_rows % ROW_TILE))
+    # Rows: tile, group, warp, half, line; columns: step, part, half of a part, four, byte.
+    parts = codes.view(-1, 2, 4, 2, 8, codes.shape[1] // STEP, 4, 2, 4, 4)
+    chunks = parts.permute(0, 5, 1, 6, 2, 4, 8, 7, 3, 9).reshape(1, len(codes) // 128, -1, 2, E4M3_CHUNK)
+    return Packed(chunks, F.pad(scale, (0, -num_rows % ROW_TILE))[None], num_rows, width)
+
+
+def pack_e2m1(stack: Stack) -> Packed:
+    """Matrices of experts, one after the other."""
+    (codes, shifts, num_rows), packed = (stack.codes, stack.shifts, stack.num_rows), []
+    for own_codes, own_shifts in zip(codes, shifts, strict=True):
+        padding = 0, -num_rows % ROW_TILE
+        rows = F.pad(own_codes, (0, -codes.shape[2] % (WIDTH_TILE // 2), *padding))
+        numbers = torch.stack([rows & 15, rows >> 4], -1).flatten(-2)
+        parts = numbers.view(-1, 2, 4, 2, 8, rows.shape[1] * 2 // STEP, 2, 2, 2, 4, 4)
+        # To tile, step, group, half of a step | warp, line, four | part, half of the lines | half of a part, byte.
+        parts = parts.permute(0, 5, 1, 6, 2, 4, 9, 7, 3, 8, 10).flatten(-2).int()
+        words = torch.zeros(parts.shape[:-1], dtype=torch.int64, device=codes.device)
+        for place in range(8):
+            number = parts[..., place].long()
+            sign = 8 * place + 7 if place < 4 else 8 * (place - 4) + 3
+            words |= (number & 7) << 4 * place | (number >> 3) << sign
+        words = words.to(torch.int32).view(torch.uint8).reshape(len(rows) // 128, -1, 2, 4096)
+        groups = F.pad(own_shifts, (0, -shifts.shape[2] % (WIDTH_TILE // 32), *padding)).view(
+            -1, 2, 4, 2, 8, words.shape[1], 4
+        )
+        groups = groups.permute(0, 5, 1, 2, 4, 3, 6).reshape(len(rows) // 128, -1, 2, 256)
+        packed.append(torch.cat([words, groups], -1))
+    return Packed(torch.stack(packed), F.pad(stack.scale, (0, -num_rows % ROW_TILE)), num_rows, stack.width)
+
+
+def products(panels: Panels, matrix: Packed, places: Places | None = None) -> Tensor:
+    """Tokens times the matrix, [tokens, rows] bf16; with places times each one's expert's, [places, rows]."""
+    num_experts, _, steps, _, chunk = matrix.chunks.shape
+    device, num_tokens = matrix.chunks.device, panels.num_tokens
+    out = torch.empty(panels.size if places else num_tokens, matrix.num_rows, dtype=torch.bfloat16, device=device)
+    if not num_tokens:
+        return out
+    blocks = num_multiprocessors(device)
+    form = FEW if 4 * num_tiles(MANY, matrix, panels, places) <= blocks else MANY
+    kernel = kernel_for(chunk, form, device)
+    assert kernel is not None, "matrices are packed only where the kernel is"
+    begins, ends = (places.begins, places.ends) if places else (None, None)
+    kernel.launch(
+        (min(blocks * form.blocks, num_tiles(form, matrix, panels, places) * form.cluster), 1, 1),
+        (panels.codes, panels.scale, matrix.chunks, matrix.scale, out, begins, ends, num_experts, num_tokens,
+         panels.size, matrix.num_rows, steps),
+    )  # fmt: skip
+    return out
+
+
+def num_tiles(form: Form, matrix: Packed, panels: Panels, places: Places | None) -> int:
+    """Tiles that there are at most."""
+    pairs = len(places.of_pairs) if places else panels.num_tokens
+    of_tokens = pairs // form.tokens + len(matrix.chunks) if places else -(-pairs // form.tokens)
+    return -(-matrix.num_rows // form.rows) * of_tokens

@@ -1,0 +1,85 @@
+"""SwiGLU between two products of an expert, rounded for the second: to rows, or to panels."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from deepinfer.backends.cuda.hopper.numbers import to_bf16
+from deepinfer.backends.cuda.hopper.panels import Panels, Places, empty_panels, write_panels
+from deepinfer.backends.cuda.hopper.quant import E4M3, Rows, fold_groups
+
+
+@triton.jit
+def gated(gate, up, limit, factor, GROUPS: tl.constexpr, HAS_LIMIT: tl.constexpr):
+    """factor * silu(gate) * up of one line [GROUPS, 32], clamped, rounded to bf16, then quantised."""
+    gate, up = gate.to(tl.float32), up.to(tl.float32)
+    if HAS_LIMIT:
+        gate = tl.where(gate > limit, limit, gate)
+        up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
+    return fold_groups(to_bf16(gate * tl.sigmoid(gate) * up * factor).to(tl.float32), GROUPS)
+
+
+@triton.jit
+def swiglu_kernel(
+    both, share, of_pairs, codes, scale, limit, size,
+    INNER: tl.constexpr, PADDED: tl.constexpr, GROUPS: tl.constexpr, HAS_SHARE: tl.constexpr, HAS_LIMIT: tl.constexpr,
+    HAS_PLACES: tl.constexpr,
+):  # fmt: skip
+    """One line, or the one at a pair's place, to a row, or to panels of `size` places where PADDED is their width."""
+    line = tl.program_id(0).to(tl.int64)
+    factor = tl.load(share + line) if HAS_SHARE else 1.0
+    if HAS_PLACES:
+        line = tl.load(of_pairs + line).to(tl.int64)
+    column = tl.arange(0, GROUPS)[:, None] * 32 + tl.arange(0, 32)[None, :]
+    is_here = column < INNER
+    gate = tl.load(both + line * 2 * INNER + column, mask=is_here, other=0.0)
+    up = tl.load(both + line * 2 * INNER + INNER + column, mask=is_here, other=0.0)
+    folded, own_scale = gated(gate, up, limit, factor, GROUPS, HAS_LIMIT)
+    if PADDED:
+        write_panels(codes, scale, line, size, folded, own_scale, PADDED, GROUPS)
+    else:
+        tl.store(codes + line * INNER + column, folded, mask=is_here)
+        tl.store(scale + line, own_scale)
+
+
+def swiglu(both: Tensor, share: Tensor | None, limit: float) -> Rows:
+    """both [n, 2 * inner] bf16 (gate, up), share [n] float32 -> e4m3 rows [n, inner]."""
+    inner = both.shape[1] // 2
+    codes = torch.empty(len(both), inner, dtype=torch.uint8, device=both.device)
+    scale = torch.empty(len(both), device=both.device)
+    _launch(len(both), both, share, None, codes, scale, limit, 0, 0)
+    return Rows(codes.view(E4M3), scale)
+
+
+def swiglu_panels(
+    both: Tensor, share: Tensor | None, limit: float, padded_width: int, places: Places | None = None
+) -> Panels:
+    """both [n, 2 * inner] bf16 -> e4m3 panels; with places both is at them, and share of pairs in their order."""
+    panels = empty_panels(len(both), padded_width, places, both.device)
+    of_pairs = places.of_pairs if places else None
+    count = len(both) if of_pairs is None else len(of_pairs)
+    _launch(count, both, share, of_pairs, panels.codes, panels.scale, limit, panels.size, padded_width)
+    return panels
+
+
+def _launch(
+    count: int,
+    both: Tensor,
+    share: Tensor | None,
+    of_pairs: Tensor | None,
+    codes: Tensor,
+    scale: Tensor,
+    limit: float,
+    size: int,
+    padded_width: int,
+) -> None:
+    inner = both.shape[1] // 2
+    groups = triton.next_power_of_2(triton.cdiv(padded_width or inner, 32))
+    if count:
+        swiglu_kernel[(count,)](
+            both, both if share is None else share, both if of_pairs is None else of_pairs, codes, scale, limit, size,
+            inner, padded_width, groups, share is not None, limit > 0, of_pairs is not None, num_warps=4,
+        )  # fmt: skip

@@ -1,0 +1,36 @@
+"""Matrices prepared for products: tile scales folded onto rows, and what is kept in bf16."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from backends.cuda import pair
+from deepinfer.ops.reference import quant as reference
+from deepinfer.ops.weights import Weight
+
+matrices = pytest.importorskip("deepinfer.backends.cuda.hopper.matrices", reason="triton is not installed")
+
+
+def fp8_weight(exponents: torch.Tensor) -> Weight:
+    random = torch.Generator().manual_seed(3)
+    codes = (torch.randn(64, 96, generator=random) * 64).to(torch.float8_e4m3fn)
+    return Weight(codes, exponents.to(torch.uint8).view(torch.float8_e8m0fnu))
+
+
+def test_tile_scales_fold_onto_rows_without_loss_when_near():
+    weight = fp8_weight(torch.tensor([[120, 121, 119], [118, 118, 120]]))
+    matrix = matrices.prepare_matrix(*map(pair.placed, (weight, weight)), dtype=torch.float32)
+    assert matrix.rows.values.dtype == torch.float8_e4m3fn and matrix.rounds_input
+    ours = (matrix.rows.values.float() * matrix.rows.scale.unsqueeze(1)).cpu()
+    expected = reference.dequantise(weight, torch.float32)
+    # codes below 2 ** -6 of their row's largest scale are subnormal and lose bits
+    assert float((ours - torch.cat([expected] * 2)).norm() / expected.norm()) < matrices.FOLDING_LIMIT * 2
+
+
+def test_tile_scales_that_lie_far_apart_keep_the_matrix_in_bf16():
+    weight = fp8_weight(torch.tensor([[110, 120, 110], [110, 120, 110]]))
+    weight.value[:, 32:64] = 0.5  # the tiles with the large scale hold little
+    matrix = matrices.prepare_matrix(pair.placed(weight))
+    assert matrix.rows.scale is None and matrix.rounds_input
+    assert torch.equal(matrix.rows.values.float().cpu(), reference.dequantise(weight, torch.float32))

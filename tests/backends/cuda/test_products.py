@@ -1,0 +1,132 @@
+"""Products in CUDA C++: both sides in the order that the kernel reads, then on a card against float64 sums."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from backends.cuda import pair
+
+panels = pytest.importorskip("deepinfer.backends.cuda.hopper.panels", reason="triton is not installed")
+products = pytest.importorskip("deepinfer.backends.cuda.hopper.products", reason="triton is not installed")
+experts = pytest.importorskip("deepinfer.backends.cuda.hopper.experts", reason="triton is not installed")
+quant = pytest.importorskip("deepinfer.backends.cuda.hopper.quant", reason="triton is not installed")
+linear = pytest.importorskip("deepinfer.backends.cuda.hopper.linear", reason="triton is not installed")
+E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+
+
+def operands(tile: int, step: int):
+    """Of each thread's four registers in each part of a step: group, part, warp, lane, register, bytes; and where they lie.
+
+    PTX ISA, wgmma, matrix A of m64k32: lines lane / 4 and 8 on, columns 4 * (lane % 4) and 16 on.
+    """
+    group, part, warp, lane, register, byte = torch.meshgrid(*map(torch.arange, (2, 4, 4, 32, 4, 4)), indexing="ij")
+    row = tile * 128 + group * 64 + warp * 16 + lane // 4 + register % 2 * 8
+    return row, step * 128 + part * 32 + register // 2 * 16 + lane % 4 * 4 + byte
+
+
+@pytest.mark.parametrize(("rows", "width"), [(128, 128), (300, 384), (5, 96)])
+def test_e4m3_chunks_hold_what_each_thread_multiplies(rows, width):
+    codes = torch.randint(0, 256, (rows, width), dtype=torch.uint8)
+    packed = products.pack_e4m3(codes.view(quant.E4M3), torch.rand(rows))
+    padded = torch.nn.functional.pad(codes, (0, -width % 256, 0, -rows % 256))
+    assert packed.chunks.shape == (1, len(padded) // 128, padded.shape[1] // 128, 2, 8192)
+    for tile in range(packed.chunks.shape[1]):
+        for step in range(packed.chunks.shape[2]):
+            found = packed.chunks[0, tile, step].view(2, 4, 4, 32, 4, 4)
+            assert torch.equal(found, padded[operands(tile, step)])
+
+
+def test_e2m1_chunks_hold_what_each_thread_widens():
+    random = torch.Generator().manual_seed(0)
+    codes = torch.randint(0, 256, (2, 200, 128), dtype=torch.uint8, generator=random)
+    shifts = torch.randint(0, 12, (2, 200, 8), generator=random) * 8
+    packed = products.pack_e2m1(experts.Stack(codes, shifts.to(torch.uint8), torch.ones(2, 200), 250))
+    assert packed.chunks.shape == (2, 2, 2, 2, 4352) and packed.padded_width == 256
+    numbers = E2M1[torch.stack([codes & 15, codes >> 4], -1).flatten(-2).long()]
+    numbers = numbers * 2.0 ** (shifts.repeat_interleave(32, -1) / 8)
+    numbers = torch.nn.functional.pad(numbers, (0, 0, 0, 56))
+    for expert in range(2):
+        for tile in range(2):
+            for step in range(2):
+                found = widened(packed.chunks[expert, tile, step])
+                assert torch.equal(found, numbers[expert][operands(tile, step)])
+
+
+def widened(chunks):
+    """What the kernel's registers hold of chunks [2, 4352], times 2 ** 5: [group, part, warp, lane, register, byte]."""
+    words = chunks[:, :4096].contiguous().view(torch.int32).view(2, 2, 4, 32, 2, 2).long() & 0xFFFFFFFF
+    words = words.permute(0, 1, 4, 2, 3, 5).reshape(2, 4, 4, 32, 2)  # group, part, warp, lane, half of the lines
+    place = torch.arange(8)
+    sizes = words[..., None] >> 4 * place & 7
+    signs = words[..., None] >> torch.where(place < 4, 8 * place + 7, 8 * place - 29) & 1
+    numbers = E2M1[sizes + 8 * signs].unflatten(-1, (2, 4)).transpose(-3, -2)  # ..., half of a part, half of the lines
+    shifts = chunks[:, 4096:].reshape(2, 4, 8, 2, 4).repeat_interleave(4, 2)  # group, warp, lane, half, part
+    return (numbers * 2.0 ** (shifts.permute(0, 4, 1, 2, 3)[..., None, :, None] / 8)).flatten(-3, -2)
+
+
+def panel_bytes(tokens, steps: int):
+    """Codes [places, columns] of panels."""
+    codes = tokens.codes[: steps * tokens.size * 128].view(steps, tokens.size, 8, 16)
+    place, piece = torch.meshgrid(torch.arange(tokens.size), torch.arange(8), indexing="ij")
+    return codes[:, place, piece ^ place % 8].permute(1, 0, 2, 3).flatten(1)
+
+
+def test_tokens_lie_in_panels():
+    x = torch.randn(11, 160, generator=torch.Generator().manual_seed(0)).bfloat16().to(pair.DEVICE)
+    tokens, rows = panels.quantise_panels(x, 256), quant.quantise(x)
+    found = panel_bytes(tokens, 2)[:11]
+    assert torch.equal(found[:, :160], rows.values.view(torch.uint8)) and not found[:, 160:].any()
+    assert torch.equal(tokens.scale[:11], rows.scale)
+
+
+def test_pairs_of_an_expert_lie_together_in_their_order():
+    chosen = torch.tensor([[2, 0], [2, 3], [0, 2], [2, 0]], dtype=torch.int32, device=pair.DEVICE)
+    places = panels.places_of(chosen, 4)
+    assert places.begins.tolist() == [0, 16, 24, 32] and places.ends.tolist() == [3, 16, 28, 33]
+    assert places.of_pairs.tolist() == [24, 0, 25, 32, 1, 26, 27, 2]
+    x = torch.randn(4, 128, generator=torch.Generator().manual_seed(0)).bfloat16().to(pair.DEVICE)
+    tokens, rows = panels.quantise_panels(x, 128, places), quant.quantise(x)
+    assert tokens.size == 48
+    found = panel_bytes(tokens, 1)[places.of_pairs.long()]
+    assert torch.equal(found, rows.values.view(torch.uint8).repeat_interleave(2, 0))
+    assert torch.equal(tokens.scale[places.of_pairs.long()], rows.scale.repeat_interleave(2))
+
+
+@pair.on_device
+@pytest.mark.parametrize("form", [products.MANY, products.FEW], ids=lambda form: form.name)
+@pytest.mark.parametrize(("rows", "width"), [(200, 384), (1792, 5120), (32, 96)])
+@pytest.mark.parametrize("num_tokens", [1, 16, 17, 33, 65, 129, 1000])
+def test_dense_products_have_the_bits_of_triton(form, rows, width, num_tokens, monkeypatch):
+    monkeypatch.setattr(products, "MANY", form)
+    monkeypatch.setattr(products, "FEW", form)
+    random = torch.Generator(pair.DEVICE).manual_seed(num_tokens)
+    x = torch.randn(num_tokens, width, generator=random, device=pair.DEVICE).bfloat16()
+    codes = torch.randn(rows, width, generator=random, device=pair.DEVICE).to(quant.E4M3)
+    scale = torch.ldexp(torch.ones(rows, device=pair.DEVICE), torch.arange(rows, device=pair.DEVICE) % 5 - 2)
+    packed = products.pack_e4m3(codes, scale)
+    ours = products.products(panels.quantise_panels(x, packed.padded_width), packed)
+    assert torch.equal(ours, linear.matmul(quant.quantise(x), quant.Rows(codes, scale)))
+
+
+@pair.on_device
+@pytest.mark.parametrize("form", [products.MANY, products.FEW], ids=lambda form: form.name)
+@pytest.mark.parametrize("num_tokens", [1, 7, 60, 300, 1500])
+def test_products_of_experts_have_the_bits_of_triton(form, num_tokens, monkeypatch):
+    monkeypatch.setattr(products, "MANY", form)
+    monkeypatch.setattr(products, "FEW", form)
+    random = torch.Generator(pair.DEVICE).manual_seed(num_tokens)
+
+    def draw(most: int, *shape: int) -> torch.Tensor:
+        return torch.randint(0, most, shape, generator=random, device=pair.DEVICE, dtype=torch.uint8)
+
+    stack = experts.Stack(
+        draw(256, 40, 328, 192), draw(12, 40, 328, 12) * 8, torch.ones(40, 328, device=pair.DEVICE), 384
+    )
+    x = torch.randn(num_tokens, 384, generator=random, device=pair.DEVICE).bfloat16()
+    chosen = (draw(40, num_tokens, 3).int() * 7 % 39).sort().values  # some experts have no token
+    order, ends = experts.ordered(chosen, 40)
+    expected = experts.expert_matmul(quant.quantise(x), stack, order, ends, 3)
+    packed, places = products.pack_e2m1(stack), panels.places_of(chosen, 40)
+    found = products.products(panels.quantise_panels(x, packed.padded_width, places), packed, places)
+    assert torch.equal(found[places.of_pairs.long()], expected)
