@@ -106,6 +106,7 @@ def test_the_compilers_words_are_in_the_error(compiler, tmp_path):
 def test_a_kernel_that_cannot_be_built_is_none_with_one_warning(monkeypatch, compiler, tmp_path, caplog):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     file = source_of(tmp_path, b"an error")
     native.load.cache_clear()
     with caplog.at_level(logging.WARNING, "deepinfer"):

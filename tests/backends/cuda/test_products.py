@@ -16,7 +16,7 @@ E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -
 
 
 def operands(tile: int, step: int):
-    """Of each thread's four registers in each part of a step: group, part, warp, lane, register, bytes; and where they lie.
+    """Rows and columns of each thread's registers in a step: group, part, warp, lane, register, byte.
 
     PTX ISA, wgmma, matrix A of m64k32: lines lane / 4 and 8 on, columns 4 * (lane % 4) and 16 on.
     """
@@ -63,6 +63,20 @@ def widened(chunks):
     numbers = E2M1[sizes + 8 * signs].unflatten(-1, (2, 4)).transpose(-3, -2)  # ..., half of a part, half of the lines
     shifts = chunks[:, 4096:].reshape(2, 4, 8, 2, 4).repeat_interleave(4, 2)  # group, warp, lane, half, part
     return (numbers * 2.0 ** (shifts.permute(0, 4, 1, 2, 3)[..., None, :, None] / 8)).flatten(-3, -2)
+
+
+@pytest.mark.parametrize(("form", "budget"), [(products.MANY, 180), (products.FEW, 96)], ids=["many", "few"])
+@pytest.mark.parametrize("chunk", [products.E4M3_CHUNK, products.E2M1_CHUNK])
+def test_the_sizes_in_python_are_those_of_the_source(form, budget, chunk):
+    text = products.SOURCE.read_text()
+    assert "(GROUPS == 1 ? 96 : 180) * 1024 / STAGE_BYTES" in text and "MANY = 3 * GROUP, FEW = GROUP + 32" in text
+    assert f"MAX_EXPERTS = {products.MAX_EXPERTS}" in text and "OUT_STRIDE = ROWS * 2 + 16" in text
+    groups = 2 if form is products.MANY else 1
+    stage = form.tokens * 128 + groups * chunk
+    stages = budget * 1024 // stage
+    whole = stages * (stage + 16) + groups * form.tokens * (144 + 4) + 3 * 4 * products.MAX_EXPERTS
+    assert whole <= form.shared_bytes and form.blocks * (form.shared_bytes + 1024) <= 233_472
+    assert form.threads == (384 if groups == 2 else 160) and form.rows == 64 * groups * form.cluster
 
 
 def panel_bytes(tokens, steps: int):
@@ -120,9 +134,8 @@ def test_products_of_experts_have_the_bits_of_triton(form, num_tokens, monkeypat
     def draw(most: int, *shape: int) -> torch.Tensor:
         return torch.randint(0, most, shape, generator=random, device=pair.DEVICE, dtype=torch.uint8)
 
-    stack = experts.Stack(
-        draw(256, 40, 328, 192), draw(12, 40, 328, 12) * 8, torch.ones(40, 328, device=pair.DEVICE), 384
-    )
+    scale = torch.ones(40, 328, device=pair.DEVICE)
+    stack = experts.Stack(draw(256, 40, 328, 192), draw(12, 40, 328, 12) * 8, scale, 384)
     x = torch.randn(num_tokens, 384, generator=random, device=pair.DEVICE).bfloat16()
     chosen = (draw(40, num_tokens, 3).int() * 7 % 39).sort().values  # some experts have no token
     order, ends = experts.ordered(chosen, 40)
