@@ -143,3 +143,17 @@ def test_products_of_experts_have_the_bits_of_triton(form, num_tokens, monkeypat
     packed, places = products.pack_e2m1(stack), panels.places_of(chosen, 40)
     found = products.products(panels.quantise_panels(x, packed.padded_width, places), packed, places)
     assert torch.equal(found[places.of_pairs.long()], expected)
+
+
+@pair.on_device
+def test_widened_matrices_give_the_bits_of_packed_ones(monkeypatch):
+    codes = torch.randint(0, 256, (3, 300, 128), dtype=torch.uint8, device=pair.DEVICE)
+    shifts = (torch.randint(0, 12, (3, 300, 8), device=pair.DEVICE) * 8).to(torch.uint8)
+    packed = products.pack_e2m1(experts.Stack(codes, shifts, torch.ones(3, 300, device=pair.DEVICE), 256))
+    chosen = torch.arange(300, dtype=torch.int32, device=pair.DEVICE).view(-1, 1) % 3
+    places = panels.places_of(chosen, 3)
+    tokens = panels.quantise_panels(torch.randn(300, 256, device=pair.DEVICE).bfloat16(), 256, places)
+    narrow = products.products(tokens, packed, places)
+    monkeypatch.setattr(products, "WIDE_PAIRS", 0)
+    wide = products.products(tokens, packed, places)
+    assert torch.equal(wide[places.of_pairs.long()], narrow[places.of_pairs.long()])

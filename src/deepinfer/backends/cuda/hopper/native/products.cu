@@ -312,6 +312,25 @@ template <class Own> __device__ inline void products(const Arguments &given) {
     if (Own::CLUSTER > 1) meet();
 }
 
+struct Widening {
+    const u8 *from;
+    u8 *to;
+};
+
+// One chunk: what `E2m1::read` gives each thread goes where `E4m3::read` finds it.
+extern "C" __global__ void __launch_bounds__(GROUP) widen(const Widening given) {
+    __shared__ __align__(16) u8 chunk[E2m1::CHUNK];
+    const u8 *from = given.from + (i64)blockIdx.x * E2m1::CHUNK;
+    u8 *to = given.to + (i64)blockIdx.x * E4m3::CHUNK + threadIdx.x * 16;
+    for (int at = threadIdx.x * 16; at < E2m1::CHUNK; at += GROUP * 16) store(shared(chunk + at), fetch(from + at));
+    __syncthreads();
+    Left left;
+    E2m1::read(shared(chunk), left);
+#pragma unroll
+    for (int part = 0; part < 4; ++part)
+        *(Four *)(to + part * 2048) = {left[part][0], left[part][1], left[part][2], left[part][3]};
+}
+
 constexpr int MANY = 3 * GROUP, FEW = GROUP + 32;
 
 extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(MANY, 1) many_e4m3(const Arguments given) {
