@@ -2,8 +2,7 @@
 
 A step's (token, expert) pairs are ordered by expert on the device. A tile of an expert's matrix is
 widened in registers to e4m3 on the scale of its row and multiplied as the left operand, as in
-`linear.py`. With many pairs an expert, the matrix is widened once in memory instead: the same e4m3
-in the same order, so the same bits.
+`linear.py`. Where CUDA C++ can be built its kernel takes the place of this one (`products.py`).
 """
 
 from __future__ import annotations
@@ -17,15 +16,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from deepinfer.backends.cuda.hopper.numbers import e2m1_as_e4m3, group_bytes, multiply, to_bf16
-from deepinfer.backends.cuda.hopper.quant import E4M3, Rows
+from deepinfer.backends.cuda.hopper.quant import Rows
 from deepinfer.ops.reference import quant
 from deepinfer.ops.reference.shapes import require
 from deepinfer.ops.weights import Weight
 
 STEP = 128  # columns of a matrix that are multiplied at a time
 MOST_OCTAVES = 11  # between the groups of a row, so that each code is a normal e4m3
-WIDE_PAIRS = 128  # pairs an expert above which its matrices are widened in memory
-WIDE_BYTES = 1 << 30  # of one widened stack
 
 
 @dataclass(frozen=True)
@@ -106,8 +103,8 @@ def widened(codes_at, shifts_at, is_row, ROW_TILE: tl.constexpr, STEP: tl.conste
 
 @triton.jit
 def experts_kernel(
-    x, x_scale, codes, shifts, wide, scale, order, ends, out, num_experts, pairs_per_line,
-    ROWS: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr, IS_WIDE: tl.constexpr, EXPERT_TILE: tl.constexpr,
+    x, x_scale, codes, shifts, scale, order, ends, out, num_experts, pairs_per_line,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr, EXPERT_TILE: tl.constexpr,
     TOKEN_TILE: tl.constexpr, ROW_TILE: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     """One tile of out [pairs, ROWS] = x [pair // pairs_per_line] @ matrix of the pair's expert.T."""
@@ -131,36 +128,19 @@ def experts_kernel(
         matrix_row = own.to(tl.int64) * ROWS + tl.where(is_row, row, 0)
         codes_at, shifts_at = codes + matrix_row * (PADDED // 2), shifts + matrix_row * (PADDED // 32)
         column = tl.arange(0, STEP)
-        wide_at = wide + (matrix_row * PADDED)[:, None] + column[None, :]
         x_at = x + line.to(tl.int64)[None, :] * WIDTH + column[:, None]
         total = tl.zeros([ROW_TILE, TOKEN_TILE], tl.float32)
         for start in range(0, PADDED, STEP):
             right = tl.load(x_at, mask=column[:, None] < WIDTH - start, other=0.0) if WIDTH < PADDED else tl.load(x_at)
-            if IS_WIDE:
-                left = tl.load(wide_at)
-                wide_at += STEP
-            else:
-                left = widened(codes_at, shifts_at, is_row, ROW_TILE, STEP)
-                codes_at += STEP // 2
-                shifts_at += STEP // 32
+            left = widened(codes_at, shifts_at, is_row, ROW_TILE, STEP)
+            codes_at += STEP // 2
+            shifts_at += STEP // 32
             # Added here: with its left operand in registers the product would stay in the narrow accumulator.
             total += multiply(left, right, tl.zeros([ROW_TILE, TOKEN_TILE], tl.float32), STEP)
             x_at += STEP
         total *= tl.load(scale + matrix_row)[:, None] * tl.load(x_scale + line, mask=is_pair, other=0.0)[None, :]
         out_at = out + pair.to(tl.int64)[:, None] * ROWS + row[None, :]
         tl.store(out_at, to_bf16(tl.trans(total)), mask=is_pair[:, None] & is_row[None, :])
-
-
-@triton.jit
-def widen_kernel(codes, shifts, wide, num_rows, PADDED: tl.constexpr, ROW_TILE: tl.constexpr, STEP: tl.constexpr):
-    """One tile of codes [num_rows, PADDED / 2] -> e4m3 [num_rows, PADDED]."""
-    row = tl.program_id(0).to(tl.int64) * ROW_TILE + tl.arange(0, ROW_TILE)
-    is_row = row < num_rows
-    row = tl.where(is_row, row, 0)
-    start = tl.program_id(1) * STEP
-    codes_at, shifts_at = codes + row * (PADDED // 2) + start // 2, shifts + row * (PADDED // 32) + start // 32
-    at = wide + (row * PADDED + start)[:, None] + tl.arange(0, STEP)[None, :]
-    tl.store(at, widened(codes_at, shifts_at, is_row, ROW_TILE, STEP), mask=is_row[:, None])
 
 
 def ordered(chosen: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
@@ -174,19 +154,13 @@ def ordered(chosen: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
 def expert_matmul(x: Rows, stack: Stack, order: Tensor, ends: Tensor, pairs_per_line: int) -> Tensor:
     """Each pair's line of x times its expert's matrix: [pairs, rows] bf16."""
     num_experts, num_rows, half = stack.codes.shape
-    num_pairs, is_wide = len(order), len(order) > WIDE_PAIRS * num_experts and stack.codes.numel() * 2 <= WIDE_BYTES
+    num_pairs = len(order)
     out = torch.empty(num_pairs, num_rows, dtype=torch.bfloat16, device=order.device)
-    wide = x.values
-    if is_wide:
-        wide = torch.empty(num_experts * num_rows, half * 2, dtype=torch.uint8, device=order.device).view(E4M3)
-        widen_kernel[(triton.cdiv(len(wide), 64), half * 2 // STEP)](
-            stack.codes, stack.shifts, wide, len(wide), half * 2, 64, STEP, num_warps=4
-        )
     options = expert_tiles(num_pairs, num_experts)
     most = num_pairs // options["TOKEN_TILE"] + min(num_experts, num_pairs)
     experts_kernel[(most, triton.cdiv(num_rows, options["ROW_TILE"]))](
-        x.values, x.scale, stack.codes, stack.shifts, wide, stack.scale, order, ends, out, num_experts, pairs_per_line,
-        num_rows, stack.width, half * 2, is_wide, triton.next_power_of_2(num_experts), STEP=STEP, **options,
+        x.values, x.scale, stack.codes, stack.shifts, stack.scale, order, ends, out, num_experts, pairs_per_line,
+        num_rows, stack.width, half * 2, triton.next_power_of_2(num_experts), STEP=STEP, **options,
     )  # fmt: skip
     return out
 
@@ -196,7 +170,5 @@ def expert_tiles(num_pairs: int, num_experts: int) -> dict[str, int]:
     mean = num_pairs // num_experts
     if mean <= 16:
         return {"TOKEN_TILE": 16, "ROW_TILE": 64, "num_warps": 4, "num_stages": 5}
-    if mean > WIDE_PAIRS:
-        return {"TOKEN_TILE": 128, "ROW_TILE": 128, "num_warps": 8, "num_stages": 4}
     token_tile, num_stages = (32, 5) if mean <= 48 else (64, 4)
     return {"TOKEN_TILE": token_tile, "ROW_TILE": 128, "num_warps": 4, "num_stages": num_stages}
