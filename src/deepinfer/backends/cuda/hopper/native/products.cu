@@ -297,40 +297,56 @@ __device__ inline void take(Own &own, const Arguments &given, const Tile &tile, 
     stores_commit();
 }
 
+// What a group does after each step: nothing, or one of its threads brings the next.
+struct Nothing {
+    __device__ void operator()() {}
+};
+
+template <class Own> struct Deliver {
+    Own &own;
+    const Arguments &given;
+    int row_tiles, tiles;
+    Delivery<Own> delivery;
+
+    __device__ void operator()() {
+        if (threadIdx.x == 0) delivery.next(own, given, row_tiles, tiles);
+        __syncwarp();
+    }
+};
+
+template <class Own, class After>
+__device__ inline void take_all(Own &own, const Arguments &given, int row_tiles, int tiles, After &after_each) {
+    Turn turn = {0, 0};
+    for (int number = blockIdx.x / Own::CLUSTER; number < tiles; number += gridDim.x / Own::CLUSTER) {
+        Tile tile = find(own, given, number, row_tiles);
+        int tokens = padded(tile.count);
+        if (Own::GROUPS > 1 && tokens == 128) take<64>(own, given, tile, turn, after_each);
+        else if (tokens == 64) take<32>(own, given, tile, turn, after_each);
+        else if (tokens == 32) take<16>(own, given, tile, turn, after_each);
+        else take<8>(own, given, tile, turn, after_each);
+    }
+    stores_wait();
+}
+
 template <class Own> __device__ inline void products(const Arguments &given) {
     extern __shared__ __align__(1024) u8 memory[];
     Own &own = *(Own *)memory;
     set_up(own, given);
-    constexpr int GROUPS = Own::GROUPS, TILE = GROUPS * Own::CLUSTER * ROWS;
+    constexpr int TILE = Own::GROUPS * Own::CLUSTER * ROWS;
     int row_tiles = (given.num_rows + TILE - 1) / TILE, tiles = own.tile_ends[given.num_experts - 1] * row_tiles;
-    int first = blockIdx.x / Own::CLUSTER;
-    Turn turn = {0, 0};
-    Delivery<Own> delivery = {first};
-    auto take_all = [&](auto after_each) {
-        for (int number = first; number < tiles; number += gridDim.x / Own::CLUSTER) {
-            Tile tile = find(own, given, number, row_tiles);
-            int tokens = padded(tile.count);
-            if (GROUPS > 1 && tokens == 128) take<64>(own, given, tile, turn, after_each);
-            else if (tokens == 64) take<32>(own, given, tile, turn, after_each);
-            else if (tokens == 32) take<16>(own, given, tile, turn, after_each);
-            else take<8>(own, given, tile, turn, after_each);
-        }
-        stores_wait();
-    };
-    if (GROUPS == 1) {
-        auto deliver = [&] {
-            if (threadIdx.x == 0) delivery.next(own, given, row_tiles, tiles);
-            __syncwarp();
-        };
+    Delivery<Own> delivery = {int(blockIdx.x) / Own::CLUSTER};
+    if (Own::GROUPS == 1) {
+        Deliver<Own> deliver = {own, given, row_tiles, tiles, delivery};
         for (int ahead = 0; ahead < Own::STAGES; ++ahead) deliver();
-        take_all(deliver);
-    } else if (threadIdx.x >= GROUPS * GROUP) {
+        take_all(own, given, row_tiles, tiles, deliver);
+    } else if (threadIdx.x >= Own::GROUPS * GROUP) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-        if (threadIdx.x == GROUPS * GROUP)
+        if (threadIdx.x == Own::GROUPS * GROUP)
             while (delivery.next(own, given, row_tiles, tiles)) {}
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-        take_all([] {});
+        Nothing nothing;
+        take_all(own, given, row_tiles, tiles, nothing);
     }
     if (Own::CLUSTER > 1) meet();
 }
