@@ -59,16 +59,19 @@ def prepare_hyper(hyper: HyperWeights, norm: NormWeights) -> Hyper:
 
 @triton.jit
 def mix_pieces_kernel(
-    streams, fn_high, fn_low, sums, squares, num_tokens,
+    streams, fn_high, fn_low, sums, num_tokens,
     WIDTH: tl.constexpr, MIXES: tl.constexpr, PIECE: tl.constexpr, TOKENS: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
-    """Sums [pieces, tokens, MIXES] of streams @ fn.T and squares [pieces, tokens] along one piece of the width."""
+    """Sums [pieces, tokens, MIXES] of streams @ fn.T along one piece of the width.
+
+    x is nothing but an operand: Triton 3.6 keeps a buffer too few of a tile that is also read as numbers, and
+    overwrites it while the matrix unit still reads.
+    """
     piece = tl.program_id(1)
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     is_token = token < num_tokens
     mix, step = tl.arange(0, MIXES), tl.arange(0, STEP)
     total = tl.zeros([TOKENS, MIXES], tl.float32)
-    square = tl.zeros([TOKENS], tl.float32)
     for start in range(piece * PIECE, piece * PIECE + PIECE, STEP):
         column = start + step
         is_column = column < WIDTH
@@ -77,73 +80,72 @@ def mix_pieces_kernel(
         at = mix[None, :] * WIDTH + column[:, None]
         total = multiply(x, tl.load(fn_low + at, mask=is_column[:, None], other=0.0), total, 0)
         total = multiply(x, tl.load(fn_high + at, mask=is_column[:, None], other=0.0), total, 0)
-        wide = x.to(tl.float32)
-        square += tl.sum(wide * wide, 1)
     place = piece * num_tokens + token
     tl.store(sums + place[:, None] * MIXES + mix[None, :], total, mask=is_token[:, None])
-    tl.store(squares + place, square, mask=is_token)
 
 
 @triton.jit
 def collapsed(streams, pre, norm, token, HIDDEN: tl.constexpr, STREAMS: tl.constexpr, TILE: tl.constexpr, eps):
-    """norm(sum_i pre[i] * stream[i]) of one token, rounded to bf16: [TILE] float32, zero past HIDDEN."""
+    """norm(sum_i pre[i] * stream[i]) of one token, rounded to bf16: [TILE] float32, zero past HIDDEN.
+
+    And the sum of squares of its streams.
+    """
     column = tl.arange(0, TILE)
     is_column = column < HIDDEN
-    total = tl.zeros([TILE], tl.float32)
+    total, squares = tl.zeros([TILE], tl.float32), tl.zeros([TILE], tl.float32)
     for stream in tl.static_range(STREAMS):
         part = tl.load(streams + (token * STREAMS + stream) * HIDDEN + column, mask=is_column, other=0.0)
-        total += tl.load(pre + token * STREAMS + stream) * part.to(tl.float32)
+        part = part.to(tl.float32)
+        total += tl.load(pre + token * STREAMS + stream) * part
+        squares += part * part
     weight = tl.load(norm + column, mask=is_column, other=0.0)
-    return rms_norm(bf16_rounded(total), weight, HIDDEN, eps)
+    return rms_norm(bf16_rounded(total), weight, HIDDEN, eps), tl.sum(squares)
 
 
 @triton.jit
 def collapse_kernel(streams, pre, norm, eps, out, HIDDEN: tl.constexpr, STREAMS: tl.constexpr, TILE: tl.constexpr):
     token = tl.program_id(0).to(tl.int64)
-    x = collapsed(streams, pre, norm, token, HIDDEN, STREAMS, TILE, eps)
+    x, _ = collapsed(streams, pre, norm, token, HIDDEN, STREAMS, TILE, eps)
     column = tl.arange(0, TILE)
     tl.store(out + token * HIDDEN + column, to_bf16(x), mask=column < HIDDEN)
 
 
 @triton.jit
-def mixes(sums, squares, gain, base, at, is_here, token, num_tokens, piece, is_piece, MIXES, WIDTH, eps):
+def mixes(sums, scale, gain, base, at, is_here, token, num_tokens, piece, is_piece, MIXES):
     """Finished mixes at the columns `at` of one token; sums of pieces are added along axis 0."""
-    square = tl.sum(tl.load(squares + piece * num_tokens + token, mask=is_piece, other=0.0))
     place = (piece * num_tokens + token) * MIXES
     parts = tl.load(sums + place[:, None] + at[None, :], mask=is_piece[:, None] & is_here[None, :], other=0.0)
-    value = tl.sum(parts, 0) * tl.rsqrt(square / WIDTH + eps)
+    value = tl.sum(parts, 0) * scale
     gains = tl.load(gain + at, mask=is_here, other=0.0)
     return value * gains + tl.load(base + at, mask=is_here, other=0.0)
 
 
 @triton.jit
 def enter_kernel(
-    streams, pre, norm, norm_eps, sums, squares, gain, base, x, new_pre, post, comb, num_tokens, eps, mix_eps,
+    streams, pre, norm, norm_eps, sums, gain, base, x, new_pre, post, comb, num_tokens, eps, mix_eps,
     HIDDEN: tl.constexpr, STREAMS: tl.constexpr, PADDED: tl.constexpr, TILE: tl.constexpr, MIXES: tl.constexpr,
     PIECES: tl.constexpr, PIECE_TILE: tl.constexpr, ROUNDS: tl.constexpr,
 ):  # fmt: skip
     """The rest of `hyper_enter` for one token."""
     token = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, TILE)
-    value = collapsed(streams, pre, norm, token, HIDDEN, STREAMS, TILE, norm_eps)
+    value, squares = collapsed(streams, pre, norm, token, HIDDEN, STREAMS, TILE, norm_eps)
     tl.store(x + token * HIDDEN + column, to_bf16(value), mask=column < HIDDEN)
 
     piece, stream = tl.arange(0, PIECE_TILE), tl.arange(0, PADDED)
     is_piece, is_stream = piece < PIECES, stream < STREAMS
-    width = STREAMS * HIDDEN
-    gate = mixes(
-        sums, squares, gain, base, stream, is_stream, token, num_tokens, piece, is_piece, MIXES, width, mix_eps
-    )
+    scale = tl.rsqrt(squares / (STREAMS * HIDDEN) + mix_eps)
+    gate = mixes(sums, scale, gain, base, stream, is_stream, token, num_tokens, piece, is_piece, MIXES)
     tl.store(new_pre + token * STREAMS + stream, tl.sigmoid(gate) + eps, mask=is_stream)
     at = STREAMS + stream
-    gate = mixes(sums, squares, gain, base, at, is_stream, token, num_tokens, piece, is_piece, MIXES, width, mix_eps)
+    gate = mixes(sums, scale, gain, base, at, is_stream, token, num_tokens, piece, is_piece, MIXES)
     tl.store(post + token * STREAMS + stream, tl.sigmoid(gate) * 2, mask=is_stream)
 
     pair = tl.arange(0, PADDED * PADDED)
     source, target = pair // PADDED, pair % PADDED
     is_pair = (source < STREAMS) & (target < STREAMS)
     at = (2 + source) * STREAMS + target
-    logits = mixes(sums, squares, gain, base, at, is_pair, token, num_tokens, piece, is_piece, MIXES, width, mix_eps)
+    logits = mixes(sums, scale, gain, base, at, is_pair, token, num_tokens, piece, is_piece, MIXES)
     logits = tl.reshape(tl.where(is_pair, logits, -1e30), [PADDED, PADDED])
     is_inside = is_stream[:, None] & is_stream[None, :]
     grown = tl.exp(logits - tl.max(logits, 1)[:, None])
@@ -165,17 +167,16 @@ def hyper_enter(streams: Tensor, pre: Tensor, hyper: Hyper) -> tuple[Tensor, Mix
     expect("pre", pre, (num_tokens, m), torch.float32)
     streams, pre = streams.contiguous(), pre.contiguous()
     num_pieces = triton.cdiv(width, PIECE)
-    sums = torch.empty(num_pieces, num_tokens, num_mixes + 1, device=device).flatten()
-    sums, squares = sums[: num_pieces * num_tokens * num_mixes], sums[num_pieces * num_tokens * num_mixes :]
+    sums = torch.empty(num_pieces, num_tokens, num_mixes, device=device)
     x = torch.empty(num_tokens, hidden, dtype=torch.bfloat16, device=device)
     mix = Mix(*(torch.empty(num_tokens, *shape, device=device) for shape in ((m,), (m,), (m, m))))
     if num_tokens:
         mix_pieces_kernel[(triton.cdiv(num_tokens, TOKEN_TILE), num_pieces)](
-            streams, hyper.fn_high, hyper.fn_low, sums, squares, num_tokens,
+            streams, hyper.fn_high, hyper.fn_low, sums, num_tokens,
             width, num_mixes, PIECE, TOKEN_TILE, 128, num_warps=4, num_stages=3,
         )  # fmt: skip
         enter_kernel[(num_tokens,)](
-            streams, pre, hyper.norm.weight, hyper.norm.eps, sums, squares, hyper.gain, hyper.base,
+            streams, pre, hyper.norm.weight, hyper.norm.eps, sums, hyper.gain, hyper.base,
             x, mix.pre, mix.post, mix.comb, num_tokens, hyper.eps, hyper.norm_eps,
             hidden, m, triton.next_power_of_2(m), triton.next_power_of_2(hidden), num_mixes,
             num_pieces, triton.next_power_of_2(num_pieces), hyper.num_iterations, num_warps=8,
