@@ -50,8 +50,9 @@ def prepare_hyper(hyper: HyperWeights, norm: NormWeights) -> Hyper:
     padded[: fn.shape[0]] = fn
     high = padded.to(torch.bfloat16)
     sizes = torch.tensor([streams, streams, streams * streams], device=fn.device)
+    gain = hyper.scale.value.float().repeat_interleave(sizes, output_size=len(fn))
     return Hyper(
-        high, (padded - high.float()).to(torch.bfloat16), hyper.scale.value.float().repeat_interleave(sizes),
+        high, (padded - high.float()).to(torch.bfloat16), gain,
         hyper.base.value.float().contiguous(), streams, hyper.num_iterations, hyper.eps, hyper.norm_eps,
         prepare_norm(norm),
     )  # fmt: skip
