@@ -27,7 +27,7 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from deepinfer.backends.cuda import native
-from deepinfer.backends.cuda.hopper import attention, index_scores, products, selection
+from deepinfer.backends.cuda.hopper import attention, hyper, index_scores, products, selection
 
 TYPES = {
     torch.float32: "fp32", torch.bfloat16: "bf16", torch.float8_e4m3fn: "fp8e4nv",
@@ -112,7 +112,7 @@ def resources(cubin: bytes, dynamic: int) -> list[tuple[str, str]]:
 def compile_native() -> None:
     """The kernels in CUDA C++."""
     sources = [(attention.WIDE_SOURCE, attention.WIDE_SHARED_BYTES), (index_scores.NATIVE, 0), (selection.NATIVE, 0)]
-    sources += [(products.SOURCE, products.MANY.shared_bytes)]
+    sources += [(products.SOURCE, products.MANY.shared_bytes), (hyper.NATIVE, hyper.NATIVE_SHARED_BYTES)]
     for source, dynamic in sources:
         try:
             cubin = native.compile_source(source, "sm_90a")
