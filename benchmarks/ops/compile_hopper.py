@@ -11,9 +11,11 @@ or of the package nvidia-cuda-nvrtc) is found.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import re
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +27,11 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from deepinfer.backends.cuda import native
-from deepinfer.backends.cuda.hopper import attention, index_scores, products, selection
+from deepinfer.backends.cuda.hopper import attention, hyper, index_scores, products, selection
 
 TYPES = {
     torch.float32: "fp32", torch.bfloat16: "bf16", torch.float8_e4m3fn: "fp8e4nv",
-    torch.uint8: "u8", torch.int32: "i32", torch.int64: "i64",
+    torch.float64: "fp64", torch.uint8: "u8", torch.int32: "i32", torch.int64: "i64",
 }  # fmt: skip
 OPTIONS = ("num_warps", "num_stages", "enable_fp_fusion")
 RESERVED = 1024  # bytes of shared memory that the system takes of each block
@@ -66,11 +68,31 @@ class Compiler:
         )
         if key not in self.seen:
             source = ASTSource(kernel, signature, constants, attributes)
-            compiled = triton.compile(source, target=self.target, options=options)
-            [(_, used)] = resources(compiled.asm["cubin"], compiled.metadata.shared)
-            self.seen[key] = used
+            self.seen[key] = self.compile(source, options)
             tile = ", ".join(f"{name} {value}" for name, value in constants.items() if "TILE" in name or "KEYS" in name)
             print(f"{kernel.__name__:<22}{self.seen[key]}   {tile}", flush=True)
+
+    def compile(self, source: ASTSource, options: dict[str, Any]) -> str:
+        """What is printed of the kernel."""
+        compiled = triton.compile(source, target=self.target, options=options)
+        [(_, used)] = resources(compiled.asm["cubin"], compiled.metadata.shared)
+        return used
+
+    @contextlib.contextmanager
+    def instead_of_launches(self) -> Iterator[None]:
+        """Kernels are given to `run` for as long as the context lasts."""
+        launch = JITFunction.run
+        JITFunction.run = lambda kernel, *given, **kwargs: self.run(kernel, *given, **kwargs)
+        try:
+            yield
+        finally:
+            JITFunction.run = launch
+
+
+def released_cases(tokens: int) -> None:
+    """Call every op at the sizes of `hopper.py`, once for each of its cases."""
+    for case in sizes.Bench(32768, [], compares=False).cases(tokens):
+        case.call(case.prepared[0])
 
 
 def resources(cubin: bytes, dynamic: int) -> list[tuple[str, str]]:
@@ -90,7 +112,7 @@ def resources(cubin: bytes, dynamic: int) -> list[tuple[str, str]]:
 def compile_native() -> None:
     """The kernels in CUDA C++."""
     sources = [(attention.WIDE_SOURCE, attention.WIDE_SHARED_BYTES), (index_scores.NATIVE, 0), (selection.NATIVE, 0)]
-    sources += [(products.SOURCE, products.MANY.shared_bytes)]
+    sources += [(products.SOURCE, products.MANY.shared_bytes), (hyper.NATIVE, hyper.NATIVE_SHARED_BYTES)]
     for source, dynamic in sources:
         try:
             cubin = native.compile_source(source, "sm_90a")
@@ -106,20 +128,14 @@ def main() -> None:
     parser.add_argument("--capability", type=int, default=90)
     parser.add_argument("--tokens", default="32,128")
     args = parser.parse_args()
-    compiler = Compiler(args.capability)
-    JITFunction.run = lambda kernel, *given, **kwargs: compiler.run(kernel, *given, **kwargs)
     sizes.GPU, sizes.CACHE_BYTES = torch.device("cpu"), 1
     sizes.VOCAB, sizes.EXPERTS, sizes.ENGRAM_ROWS = 1024, 2, 1024  # numbers that no kernel is compiled for
-    sizes.Bench.check = lambda bench, op, prepare, arguments: ""
     print(f"sm_{args.capability}, triton {triton.__version__}\n{'kernel':<22}{'regs':>6}{'spilled':>8}{'shared':>9}")
     if args.capability == 90:
         compile_native()
-    for tokens in map(int, args.tokens.split(",")):
-        bench = sizes.Bench(32768, [])
-        for maker in (bench.hyper, bench.projections, bench.attention, bench.compressor, bench.indexer, bench.moe,
-                      bench.engram, bench.head):  # fmt: skip
-            for case in maker(tokens):
-                case.call(case.prepared[0])
+    with Compiler(args.capability).instead_of_launches():
+        for tokens in map(int, args.tokens.split(",")):
+            released_cases(tokens)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
@@ -12,6 +14,8 @@ from deepinfer.ops.weights import HeadWeights, HyperWeights, NormWeights, Weight
 from ops import golden
 
 pytest.importorskip("triton", reason="triton is not installed")
+from deepinfer.backends.cuda.hopper import hyper  # noqa: E402
+
 LIMIT = 1e-5  # Sinkhorn rounds of float32 divisions, 16 bits of fn's mantissa
 ROUNDED = 3e-3  # a bf16 result may round the other way
 
@@ -30,7 +34,10 @@ def weights_of(streams: int, hidden: int, rounds: int) -> HyperWeights:
     return HyperWeights(Weight(fn), Weight(base), Weight(torch.tensor([0.5, 1.0, 2.0])), rounds, 1e-6, 1e-6)
 
 
-@pytest.mark.parametrize(("streams", "hidden", "tokens"), [(4, 300, 3), (3, 40, 5), (1, 33, 2)])
+@pytest.mark.parametrize(
+    ("streams", "hidden", "tokens"),
+    [(4, 300, 3), (3, 40, 5), (1, 33, 2), pytest.param(4, 5120, 39, marks=pair.on_device)],
+)
 def test_results_are_those_of_the_reference(streams, hidden, tokens):
     given = weights_of(streams, hidden, 20), norm(hidden)
     x, pre = normal(tokens, streams, hidden).bfloat16(), torch.rand(tokens, streams)
@@ -48,12 +55,13 @@ def test_results_are_those_of_the_reference(streams, hidden, tokens):
 
 
 @pair.on_device
-def test_a_token_has_the_same_bits_alone_and_among_many():
-    ops, x, pre = pair.hopper(), pair.narrow(normal(70, 4, 128)), pair.placed(torch.rand(70, 4))
-    prepared = ops.prepare_hyper(*pair.placed((weights_of(4, 128, 20), norm(128))))
+@pytest.mark.parametrize(("hidden", "tokens"), [(128, 70), (5120, 70), (5120, 300), (5120, 1000)])
+def test_a_token_has_the_same_bits_alone_and_among_many(hidden, tokens):
+    ops, x, pre = pair.hopper(), pair.narrow(normal(tokens, 4, hidden)), pair.placed(torch.rand(tokens, 4))
+    prepared = ops.prepare_hyper(*pair.placed((weights_of(4, hidden, 20), norm(hidden))))
     together, mix = ops.hyper_enter(x, pre, prepared)
-    for token in (0, 63, 69):
-        part = slice(token, token + 1)
+    for token, count in ((0, 1), (63, 1), (69, 1), (5, 33), (17, 53)):
+        part = slice(token, token + count)
         alone, own = ops.hyper_enter(x[part], pre[part], prepared)
         assert torch.equal(alone, together[part]) and torch.equal(own.comb, mix.comb[part])
         assert torch.equal(own.pre, mix.pre[part]) and torch.equal(own.post, mix.post[part])
@@ -79,3 +87,41 @@ def test_no_tokens_and_wrong_shapes():
     assert ops.hyper_leave(empty, x, mix).shape == (0, 4, 64)
     with pytest.raises(ShapeError, match="streams is torch.float32"):
         ops.hyper_enter(torch.zeros(1, 4, 64, device=pair.DEVICE), torch.zeros(1, 4, device=pair.DEVICE), prepared)
+
+
+def test_the_sizes_in_python_are_those_of_the_source():
+    text = hyper.NATIVE.read_text()
+    assert "STREAMS = {}, HIDDEN = {}".format(*hyper.NATIVE_SIZES) in text
+    names = "COLUMNS", "STRETCHES", "WARPS", "LINE", "FN_LINES", "RING_LINES", "FINISH_WARPS"
+    columns, stretches, warps, line, fn_lines, ring_lines, finish_warps = (
+        int(re.search(rf"\b{name} = (\d+)", text)[1]) for name in names
+    )
+    streams, hidden = hyper.NATIVE_SIZES
+    assert (2 + streams) * streams == hyper.NATIVE_MIXES and warps == hyper.NATIVE_WARPS
+    assert hyper.NATIVE_PARTS * stretches * columns == hidden and (finish_warps + 1) * 32 == hyper.FINISH_THREADS
+    lines = stretches * streams * fn_lines + warps * ring_lines
+    assert hyper.NATIVE_SHARED_BYTES == lines * line <= (232_448 - 2048) // 2  # two blocks on a multiprocessor
+    tiles = {int(size): int(count) for size, count in re.findall(r"mix_(\d+)\(.*mix<(\d+)>", text)}
+    assert tiles == {8: 1, 16: 2} and all(ring_lines % count == 0 for count in tiles.values())
+
+
+@pytest.mark.parametrize(("tokens", "taken"), [(1, 8), (128, 8), (129, 16), (5000, 16)])
+def test_a_warp_takes_fewer_of_few_tokens(tokens, taken):
+    assert hyper.native_tokens(tokens) == taken
+
+
+def test_packed_fn_holds_fragments_of_the_matrix_unit():
+    """Of m16n8k16: lane 4 g + t holds rows g and 8 + g, pairs of columns 2 t and 8 + 2 t of its 16."""
+    high, low = torch.randn(2, 32, 20480).bfloat16()
+    packed = hyper.packed_fn(high, low)
+    assert packed.shape[:4] == (160, 4, 2, 3) and packed.numel() == 2 * 24 * 20480
+    rows = {0: (high, 0, high, 8), 1: (low, 0, low, 8), 2: (high, 16, low, 16)}
+    for block, stream, half, tile, g, t in [(0, 0, 0, 0, 0, 0), (159, 3, 1, 2, 7, 3), (31, 2, 1, 1, 4, 2)]:
+        first, at, second, other = rows[tile]
+        column = stream * 5120 + block * 32 + 8 * t + 4 * half  # a lane's 8 columns lie side by side
+        expected = [
+            matrix[row + g, column + c : column + c + 2]
+            for c in (0, 2)
+            for matrix, row in ((first, at), (second, other))
+        ]
+        assert torch.equal(packed[block, stream, half, tile, g, t].flatten(), torch.cat(expected))

@@ -1,7 +1,7 @@
 """CUDA C++ kernels: compiled for the card by NVRTC at first use, launched through the driver.
 
 NVRTC comes with CUDA builds of torch, so no compiler need be installed. A kernel takes one struct,
-by value, of 8-byte members: device addresses and integers.
+by value, of 8-byte members: device addresses, integers and doubles.
 """
 
 from __future__ import annotations
@@ -38,10 +38,11 @@ class Kernel:
         self._call("cuModuleGetFunction", ctypes.byref(self._function), self._module, name.encode())
         self._call("cuFuncSetAttribute", self._function, MAX_DYNAMIC_SHARED, shared_bytes)
 
-    def launch(self, grid: tuple[int, int, int], arguments: Sequence[Tensor | int | None]) -> None:
+    def launch(self, grid: tuple[int, int, int], arguments: Sequence[Tensor | int | float | None]) -> None:
         """Queue the kernel on the current stream; tensors are passed by address. Raises BuildError on refusal."""
         numbers = [value.data_ptr() if isinstance(value, Tensor) else value or 0 for value in arguments]
-        packed = ctypes.create_string_buffer(struct.pack(f"{len(numbers)}q", *numbers))
+        members = "".join("d" if isinstance(number, float) else "q" for number in numbers)
+        packed = ctypes.create_string_buffer(struct.pack(members, *numbers))
         parameters = (ctypes.c_void_p * 1)(ctypes.addressof(packed))
         stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
         threads = self._threads, 1, 1

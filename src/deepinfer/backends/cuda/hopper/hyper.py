@@ -1,19 +1,22 @@
 """Hyper-connections: m residual streams, collapsed before and spread after each half layer.
 
-The mix of a half is a narrow product along m * H. It is cut into pieces of one fixed size whose
-sums are added in order by a second kernel, which also does the Sinkhorn rounds and the collapse.
-fn is float32; as two bf16 matrices it keeps 16 bits of its mantissa, and streams are bf16 anyway.
+The mix of a half is a narrow product along m * H. At the released sizes CUDA C++ reads the streams once
+(`native/hyper.cu`). In Triton the product is cut into pieces of one fixed size whose sums are added in order by a
+second kernel, which also does the Sinkhorn rounds and the collapse. fn is float32; as two bf16 matrices it keeps
+16 bits of its mantissa, and streams are bf16 anyway.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from deepinfer.backends.cuda import native
 from deepinfer.backends.cuda.hopper.norm import Norm, prepare_norm, rms_norm
 from deepinfer.backends.cuda.hopper.numbers import bf16_rounded, multiply, to_bf16
 from deepinfer.ops.reference.shapes import expect
@@ -22,14 +25,21 @@ from deepinfer.ops.weights import HyperWeights, NormWeights
 
 PIECE = 1024  # columns that one program sums
 TOKEN_TILE = 64
+NATIVE = Path(__file__).parent / "native" / "hyper.cu"
+NATIVE_SIZES, NATIVE_MIXES = (4, 5120), 24  # the rest as in this source
+NATIVE_PARTS, NATIVE_WARPS, NATIVE_GROUPS, NATIVE_SHARED_BYTES, FINISH_THREADS = 32, 4, 8, 102_400, 160
 
 
 @dataclass(frozen=True)
 class Hyper:
-    """fn as two bf16 matrices [mixes padded, m * H]; gain and base [(2 + m) * m] float32."""
+    """fn as two bf16 matrices [mixes padded, m * H]; gain and base [(2 + m) * m] float32.
+
+    fn_packed: at the released sizes both once more, in the order in which the matrix unit takes them.
+    """
 
     fn_high: Tensor
     fn_low: Tensor
+    fn_packed: Tensor | None
     gain: Tensor
     base: Tensor
     num_streams: int
@@ -50,8 +60,11 @@ def prepare_hyper(hyper: HyperWeights, norm: NormWeights) -> Hyper:
     padded[: fn.shape[0]] = fn
     high = padded.to(torch.bfloat16)
     sizes = torch.tensor([streams, streams, streams * streams], device=fn.device)
+    low = (padded - high.float()).to(torch.bfloat16)
+    fits = (streams, fn.shape[1] // streams) == NATIVE_SIZES
+    gain = hyper.scale.value.float().repeat_interleave(sizes, output_size=len(fn))
     return Hyper(
-        high, (padded - high.float()).to(torch.bfloat16), hyper.scale.value.float().repeat_interleave(sizes),
+        high, low, packed_fn(high, low) if fits else None, gain,
         hyper.base.value.float().contiguous(), streams, hyper.num_iterations, hyper.eps, hyper.norm_eps,
         prepare_norm(norm),
     )  # fmt: skip
@@ -59,16 +72,19 @@ def prepare_hyper(hyper: HyperWeights, norm: NormWeights) -> Hyper:
 
 @triton.jit
 def mix_pieces_kernel(
-    streams, fn_high, fn_low, sums, squares, num_tokens,
+    streams, fn_high, fn_low, sums, num_tokens,
     WIDTH: tl.constexpr, MIXES: tl.constexpr, PIECE: tl.constexpr, TOKENS: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
-    """Sums [pieces, tokens, MIXES] of streams @ fn.T and squares [pieces, tokens] along one piece of the width."""
+    """Sums [pieces, tokens, MIXES] of streams @ fn.T along one piece of the width.
+
+    x is nothing but an operand: Triton 3.6 keeps a buffer too few of a tile that is also read as numbers, and
+    overwrites it while the matrix unit still reads.
+    """
     piece = tl.program_id(1)
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     is_token = token < num_tokens
     mix, step = tl.arange(0, MIXES), tl.arange(0, STEP)
     total = tl.zeros([TOKENS, MIXES], tl.float32)
-    square = tl.zeros([TOKENS], tl.float32)
     for start in range(piece * PIECE, piece * PIECE + PIECE, STEP):
         column = start + step
         is_column = column < WIDTH
@@ -77,73 +93,72 @@ def mix_pieces_kernel(
         at = mix[None, :] * WIDTH + column[:, None]
         total = multiply(x, tl.load(fn_low + at, mask=is_column[:, None], other=0.0), total, 0)
         total = multiply(x, tl.load(fn_high + at, mask=is_column[:, None], other=0.0), total, 0)
-        wide = x.to(tl.float32)
-        square += tl.sum(wide * wide, 1)
     place = piece * num_tokens + token
     tl.store(sums + place[:, None] * MIXES + mix[None, :], total, mask=is_token[:, None])
-    tl.store(squares + place, square, mask=is_token)
 
 
 @triton.jit
 def collapsed(streams, pre, norm, token, HIDDEN: tl.constexpr, STREAMS: tl.constexpr, TILE: tl.constexpr, eps):
-    """norm(sum_i pre[i] * stream[i]) of one token, rounded to bf16: [TILE] float32, zero past HIDDEN."""
+    """norm(sum_i pre[i] * stream[i]) of one token, rounded to bf16: [TILE] float32, zero past HIDDEN.
+
+    And the sum of squares of its streams.
+    """
     column = tl.arange(0, TILE)
     is_column = column < HIDDEN
-    total = tl.zeros([TILE], tl.float32)
+    total, squares = tl.zeros([TILE], tl.float32), tl.zeros([TILE], tl.float32)
     for stream in tl.static_range(STREAMS):
         part = tl.load(streams + (token * STREAMS + stream) * HIDDEN + column, mask=is_column, other=0.0)
-        total += tl.load(pre + token * STREAMS + stream) * part.to(tl.float32)
+        part = part.to(tl.float32)
+        total += tl.load(pre + token * STREAMS + stream) * part
+        squares += part * part
     weight = tl.load(norm + column, mask=is_column, other=0.0)
-    return rms_norm(bf16_rounded(total), weight, HIDDEN, eps)
+    return rms_norm(bf16_rounded(total), weight, HIDDEN, eps), tl.sum(squares)
 
 
 @triton.jit
 def collapse_kernel(streams, pre, norm, eps, out, HIDDEN: tl.constexpr, STREAMS: tl.constexpr, TILE: tl.constexpr):
     token = tl.program_id(0).to(tl.int64)
-    x = collapsed(streams, pre, norm, token, HIDDEN, STREAMS, TILE, eps)
+    x, _ = collapsed(streams, pre, norm, token, HIDDEN, STREAMS, TILE, eps)
     column = tl.arange(0, TILE)
     tl.store(out + token * HIDDEN + column, to_bf16(x), mask=column < HIDDEN)
 
 
 @triton.jit
-def mixes(sums, squares, gain, base, at, is_here, token, num_tokens, piece, is_piece, MIXES, WIDTH, eps):
+def mixes(sums, scale, gain, base, at, is_here, token, num_tokens, piece, is_piece, MIXES):
     """Finished mixes at the columns `at` of one token; sums of pieces are added along axis 0."""
-    square = tl.sum(tl.load(squares + piece * num_tokens + token, mask=is_piece, other=0.0))
     place = (piece * num_tokens + token) * MIXES
     parts = tl.load(sums + place[:, None] + at[None, :], mask=is_piece[:, None] & is_here[None, :], other=0.0)
-    value = tl.sum(parts, 0) * tl.rsqrt(square / WIDTH + eps)
+    value = tl.sum(parts, 0) * scale
     gains = tl.load(gain + at, mask=is_here, other=0.0)
     return value * gains + tl.load(base + at, mask=is_here, other=0.0)
 
 
 @triton.jit
 def enter_kernel(
-    streams, pre, norm, norm_eps, sums, squares, gain, base, x, new_pre, post, comb, num_tokens, eps, mix_eps,
+    streams, pre, norm, norm_eps, sums, gain, base, x, new_pre, post, comb, num_tokens, eps, mix_eps,
     HIDDEN: tl.constexpr, STREAMS: tl.constexpr, PADDED: tl.constexpr, TILE: tl.constexpr, MIXES: tl.constexpr,
     PIECES: tl.constexpr, PIECE_TILE: tl.constexpr, ROUNDS: tl.constexpr,
 ):  # fmt: skip
     """The rest of `hyper_enter` for one token."""
     token = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, TILE)
-    value = collapsed(streams, pre, norm, token, HIDDEN, STREAMS, TILE, norm_eps)
+    value, squares = collapsed(streams, pre, norm, token, HIDDEN, STREAMS, TILE, norm_eps)
     tl.store(x + token * HIDDEN + column, to_bf16(value), mask=column < HIDDEN)
 
     piece, stream = tl.arange(0, PIECE_TILE), tl.arange(0, PADDED)
     is_piece, is_stream = piece < PIECES, stream < STREAMS
-    width = STREAMS * HIDDEN
-    gate = mixes(
-        sums, squares, gain, base, stream, is_stream, token, num_tokens, piece, is_piece, MIXES, width, mix_eps
-    )
+    scale = tl.rsqrt(squares / (STREAMS * HIDDEN) + mix_eps)
+    gate = mixes(sums, scale, gain, base, stream, is_stream, token, num_tokens, piece, is_piece, MIXES)
     tl.store(new_pre + token * STREAMS + stream, tl.sigmoid(gate) + eps, mask=is_stream)
     at = STREAMS + stream
-    gate = mixes(sums, squares, gain, base, at, is_stream, token, num_tokens, piece, is_piece, MIXES, width, mix_eps)
+    gate = mixes(sums, scale, gain, base, at, is_stream, token, num_tokens, piece, is_piece, MIXES)
     tl.store(post + token * STREAMS + stream, tl.sigmoid(gate) * 2, mask=is_stream)
 
     pair = tl.arange(0, PADDED * PADDED)
     source, target = pair // PADDED, pair % PADDED
     is_pair = (source < STREAMS) & (target < STREAMS)
     at = (2 + source) * STREAMS + target
-    logits = mixes(sums, squares, gain, base, at, is_pair, token, num_tokens, piece, is_piece, MIXES, width, mix_eps)
+    logits = mixes(sums, scale, gain, base, at, is_pair, token, num_tokens, piece, is_piece, MIXES)
     logits = tl.reshape(tl.where(is_pair, logits, -1e30), [PADDED, PADDED])
     is_inside = is_stream[:, None] & is_stream[None, :]
     grown = tl.exp(logits - tl.max(logits, 1)[:, None])
@@ -157,6 +172,43 @@ def enter_kernel(
     tl.store(place, mixed, mask=is_inside)
 
 
+def packed_fn(high: Tensor, low: Tensor) -> Tensor:
+    """Fragments of fn as `native/hyper.cu` says: [H / 32, m, 2 halves of 16 columns, 3 tiles, 32 lanes, 8] bf16."""
+    streams, hidden = NATIVE_SIZES
+    both = torch.cat([high[:NATIVE_MIXES], low[:NATIVE_MIXES]]).view(6, 8, streams, hidden // 32, 4, 2, 2, 2)
+    tiles = torch.stack([both[0], both[1], both[3], both[4], both[2], both[5]]).unflatten(0, (3, 2))
+    fragments: Tensor = tiles.permute(4, 3, 6, 0, 2, 5, 7, 1, 8)
+    return fragments.contiguous()
+
+
+def _native(name: str, device: torch.device, threads: int, shared_bytes: int) -> native.Kernel | None:
+    return native.load(NATIVE, name, threads, shared_bytes, device.index or 0)
+
+
+def _enter_native(streams: Tensor, pre: Tensor, hyper: Hyper, x: Tensor, mix: Mix) -> bool:
+    """`hyper_enter` into x and mix by the CUDA C++ kernels; False where Triton's must do."""
+    num_tokens, device = len(pre), streams.device
+    if device.type != "cuda" or hyper.fn_packed is None or streams.data_ptr() % 16 or pre.data_ptr() % 16:
+        return False
+    tokens = native_tokens(num_tokens)
+    first = _native(f"mix_{tokens}", device, NATIVE_WARPS * 32, NATIVE_SHARED_BYTES)
+    second = _native("finish", device, FINISH_THREADS, 0)
+    if first is None or second is None:
+        return False
+    sums = torch.empty(num_tokens, NATIVE_PARTS, NATIVE_MIXES + 1, device=device)
+    weights = hyper.fn_packed, hyper.gain, hyper.base, hyper.norm.weight
+    numbers = num_tokens, hyper.num_iterations, hyper.eps, hyper.norm_eps, hyper.norm.eps
+    given = streams, pre, *weights, sums, x, mix.pre, mix.post, mix.comb, *numbers
+    first.launch((NATIVE_PARTS, min(NATIVE_GROUPS, triton.cdiv(num_tokens, NATIVE_WARPS * tokens)), 1), given)
+    second.launch((num_tokens, 1, 1), given)
+    return True
+
+
+def native_tokens(num_tokens: int) -> int:
+    """How many tokens a warp takes at a time: the faster size on an H200; bits do not depend on it."""
+    return 8 if num_tokens <= 128 else 16
+
+
 def hyper_enter(streams: Tensor, pre: Tensor, hyper: Hyper) -> tuple[Tensor, Mix]:
     """Input of a half layer [T, H] bf16, and the mix of this half from streams [T, m, H] bf16."""
     m, (num_mixes, width), hidden = hyper.num_streams, hyper.fn_high.shape, len(hyper.norm.weight)
@@ -164,22 +216,22 @@ def hyper_enter(streams: Tensor, pre: Tensor, hyper: Hyper) -> tuple[Tensor, Mix
     num_tokens, device = streams.shape[0], streams.device
     expect("pre", pre, (num_tokens, m), torch.float32)
     streams, pre = streams.contiguous(), pre.contiguous()
-    num_pieces = triton.cdiv(width, PIECE)
-    sums = torch.empty(num_pieces, num_tokens, num_mixes + 1, device=device).flatten()
-    sums, squares = sums[: num_pieces * num_tokens * num_mixes], sums[num_pieces * num_tokens * num_mixes :]
     x = torch.empty(num_tokens, hidden, dtype=torch.bfloat16, device=device)
     mix = Mix(*(torch.empty(num_tokens, *shape, device=device) for shape in ((m,), (m,), (m, m))))
-    if num_tokens:
-        mix_pieces_kernel[(triton.cdiv(num_tokens, TOKEN_TILE), num_pieces)](
-            streams, hyper.fn_high, hyper.fn_low, sums, squares, num_tokens,
-            width, num_mixes, PIECE, TOKEN_TILE, 128, num_warps=4, num_stages=3,
-        )  # fmt: skip
-        enter_kernel[(num_tokens,)](
-            streams, pre, hyper.norm.weight, hyper.norm.eps, sums, squares, hyper.gain, hyper.base,
-            x, mix.pre, mix.post, mix.comb, num_tokens, hyper.eps, hyper.norm_eps,
-            hidden, m, triton.next_power_of_2(m), triton.next_power_of_2(hidden), num_mixes,
-            num_pieces, triton.next_power_of_2(num_pieces), hyper.num_iterations, num_warps=8,
-        )  # fmt: skip
+    if not num_tokens or _enter_native(streams, pre, hyper, x, mix):
+        return x, mix
+    num_pieces = triton.cdiv(width, PIECE)
+    sums = torch.empty(num_pieces, num_tokens, num_mixes, device=device)
+    mix_pieces_kernel[(triton.cdiv(num_tokens, TOKEN_TILE), num_pieces)](
+        streams, hyper.fn_high, hyper.fn_low, sums, num_tokens,
+        width, num_mixes, PIECE, TOKEN_TILE, 128, num_warps=4, num_stages=3,
+    )  # fmt: skip
+    enter_kernel[(num_tokens,)](
+        streams, pre, hyper.norm.weight, hyper.norm.eps, sums, hyper.gain, hyper.base,
+        x, mix.pre, mix.post, mix.comb, num_tokens, hyper.eps, hyper.norm_eps,
+        hidden, m, triton.next_power_of_2(m), triton.next_power_of_2(hidden), num_mixes,
+        num_pieces, triton.next_power_of_2(num_pieces), hyper.num_iterations, num_warps=8,
+    )  # fmt: skip
     return x, mix
 
 
