@@ -157,6 +157,20 @@ def test_the_sizes_in_python_are_those_of_the_source():
     assert totals + 4 * 64 + 8 * 8 <= attention.WIDE_SHARED_BYTES <= 232_448
 
 
+def has_nvrtc() -> bool:
+    try:
+        native._nvrtc()
+    except native.BuildError:
+        return False
+    return True
+
+
+@pytest.mark.skipif(not has_nvrtc(), reason="NVRTC is not installed")
+@pytest.mark.parametrize("file", sorted(attention.WIDE_SOURCE.parent.glob("*.cu")), ids=lambda file: file.stem)
+def test_every_source_compiles_by_nvrtc(file):
+    assert native.compile_source(file, "sm_90a").startswith(b"\x7fELF")
+
+
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
 @pytest.mark.parametrize("file", sorted(attention.WIDE_SOURCE.parent.glob("*.cu")), ids=lambda file: file.stem)
 def test_every_source_compiles_for_hopper_with_its_matrix_instructions_in_parallel(file, tmp_path):
