@@ -111,7 +111,8 @@ def resources(cubin: bytes, dynamic: int) -> list[tuple[str, str]]:
 
 def compile_native() -> None:
     """The kernels in CUDA C++."""
-    sources = [(attention.WIDE_SOURCE, attention.WIDE_SHARED_BYTES), (index_scores.NATIVE, 0), (selection.NATIVE, 0)]
+    sources = [(attention.WIDE_SOURCE, attention.WIDE_SHARED_BYTES), (attention.PLACES_SOURCE, 0)]
+    sources += [(index_scores.NATIVE, 0), (selection.NATIVE, 0)]
     sources += [(products.SOURCE, products.MANY.shared_bytes), (hyper.NATIVE, hyper.NATIVE_SHARED_BYTES)]
     for source, dynamic in sources:
         try:

@@ -63,7 +63,7 @@ def test_the_kernel_of_released_sizes_equals_the_reference_and_the_general_one(
     arguments = made.step(stretches, ring_length)
     actual = run(made, arguments)
     assert golden.row_error(actual, expected(made, arguments)) <= LIMIT
-    monkeypatch.setattr("deepinfer.backends.cuda.hopper.attention.wide_kernel", lambda *_: None)
+    monkeypatch.setattr("deepinfer.backends.cuda.hopper.attention.wide_kernels", lambda *_: None)
     assert golden.row_error(actual, run(made, arguments)) <= LIMIT
 
 
@@ -77,6 +77,19 @@ def test_the_kernel_of_released_sizes_gives_a_row_the_same_bits_alone_and_in_a_b
     assert torch.equal(together, alone)
     token_by_token = [run(made, made.step([(2, 10 + index, 1)], 132), prepared) for index in range(40)]
     assert torch.equal(together[4:], torch.cat(token_by_token))
+
+
+@pair.on_device
+@pytest.mark.parametrize("heads", [64, 192])
+def test_blocks_that_take_many_tokens_in_turn_give_each_the_bits_it_has_alone(heads):
+    made = make_world(**{**RELEASED, "heads": heads})
+    prepared = pair.hopper().prepare_attention(pair.placed(made.weights))
+    arguments = made.step([(1, 0, 300), (2, 0, 61)], 132)
+    together = run(made, arguments, prepared)
+    assert golden.row_error(together, expected(made, arguments)) <= LIMIT
+    for position in (0, 1, 131, 132, 290, 299):
+        alone = run(made, made.step([(1, position, 1)], 132), prepared)
+        assert torch.equal(together[position : position + 1], alone)
 
 
 @pair.on_device

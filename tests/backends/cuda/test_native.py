@@ -147,14 +147,14 @@ def test_a_refusal_of_the_driver_is_named(monkeypatch, refuses):
 
 
 def test_the_sizes_in_python_are_those_of_the_source():
-    text = attention.WIDE_SOURCE.read_text()
-    assert f"DIM = {attention.WIDE_DIM}, HEADS = {attention.WIDE_HEADS}, KEYS = {attention.SHARE_KEYS}" in text
-    assert f"MAX_KEYS = {attention.WIDE_KEYS}" in text
+    text = (attention.WIDE_SOURCE.parent / "attention.cuh").read_text()
+    sizes = f"HEADS = {attention.WIDE_HEADS}, KEYS = {attention.SHARE_KEYS}, MAX_TURNS = {attention.WIDE_TURNS};"
+    assert f"DIM = {attention.WIDE_DIM}, {sizes}" in text
     assert "THREADS = 4 * GROUP" in text and attention.WIDE_THREADS == 4 * 128
-    places = 65536 + 2 * 65536 + 2 * 8192
-    seen = places + 8 * attention.WIDE_KEYS
-    totals = seen + attention.WIDE_KEYS // 8 + 2 * 4 * 64
-    assert totals + 4 * 64 + 8 * 8 <= attention.WIDE_SHARED_BYTES <= 232_448
+    units = int(re.search(r"UNITS = (\d+)", text)[1])
+    matrices, packed = 5 * 32768 + 2 * 8192, 4 * units * 8 * 288
+    numbers = 4 * 8 * attention.WIDE_TURNS + 4 * 4 * attention.WIDE_HEADS + 4 * 512 + 64 + 8 * 10
+    assert attention.WIDE_SHARED_BYTES == matrices + packed + numbers <= 232_448
 
 
 def has_nvrtc() -> bool:

@@ -8,6 +8,7 @@ one order, so that a token's result does not rest on the batch.
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import torch
@@ -33,8 +34,9 @@ from deepinfer.ops.reference.shapes import expect, require
 SHARE_KEYS = 64  # of one tile, as in the released softmax
 VALUE_KEYS = 32
 SHARE_WARPS = 8
+PLACES_SOURCE = Path(__file__).parent / "native" / "places.cu"
 WIDE_SOURCE = Path(__file__).parent / "native" / "attention.cu"
-WIDE_DIM, WIDE_HEADS, WIDE_KEYS, WIDE_THREADS, WIDE_SHARED_BYTES = 512, 64, 2048, 512, 230464  # as in its source
+WIDE_DIM, WIDE_HEADS, WIDE_TURNS, WIDE_THREADS, WIDE_SHARED_BYTES = 512, 64, 64, 512, 231568  # as in its source
 NARROW = 8  # bytes of codes that a thread takes at once, so that widened ones spread over all banks
 
 
@@ -174,14 +176,23 @@ def value_kernel(
     tl.store(out + at, to_bf16(result / total[:, None]), mask=is_head[:, None] & (column < WIDTH)[None, :])
 
 
-def wide_kernel(q: Tensor, ring: Tensor, pages: Tensor, num_keys: int, pairs: int) -> Kernel | None:
-    """The CUDA C++ kernel for sizes like the released ones; None where Triton's must do."""
+def wide_kernels(q: Tensor, ring: Tensor, pages: Tensor, pairs: int) -> tuple[Kernel, Kernel] | None:
+    """CUDA C++ kernels for sizes like the released ones, places of keys and attention; None where Triton's must do."""
     _, heads, dim = q.shape
-    fits = dim == WIDE_DIM and heads % WIDE_HEADS == 0 and num_keys <= WIDE_KEYS and pairs % 4 == 0
+    fits = dim == WIDE_DIM and heads % WIDE_HEADS == 0 and pairs <= WIDE_TURNS and pairs % 4 == 0
     is_aligned = all(rows.stride(0) % 16 == 0 and rows.data_ptr() % 16 == 0 for rows in (ring, pages))
     if q.device.type != "cuda" or not fits or not is_aligned:
         return None
-    return load(WIDE_SOURCE, "attend", WIDE_THREADS, WIDE_SHARED_BYTES, q.device.index or 0)
+    device = q.device.index or 0
+    places = load(PLACES_SOURCE, "find_places", 128, 0, device)
+    attention = load(WIDE_SOURCE, "attend", WIDE_THREADS, WIDE_SHARED_BYTES, device)
+    return (places, attention) if places and attention else None
+
+
+@functools.cache
+def num_processors(device: torch.device) -> int:
+    """Multiprocessors of a card."""
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def attend(
@@ -218,11 +229,19 @@ def attend(
         batch.row_slots, batch.window_starts, table, ring.shape[1], ring.stride(0), ring.shape[0], pages.stride(0),
         pages.shape[0], pages.shape[1], table.shape[1], entries.shape[1],
     )  # fmt: skip
-    if kernel := wide_kernel(q, ring, pages, num_keys, len(attention.frequencies)):
-        sizes = heads, window, span, window_tile, num_keys, 2 * len(attention.frequencies)
-        kernel.launch(
-            (num_tokens, heads // WIDE_HEADS, 1), (q, attention.sink, out, attention.frequencies, *places, *sizes)
-        )
+    if kernels := wide_kernels(q, ring, pages, len(attention.frequencies)):
+        groups = heads // WIDE_HEADS
+        items = num_tokens * groups
+        addresses = torch.empty(num_tokens, num_keys, dtype=torch.int64, device=q.device)
+        kernels[0].launch((num_tokens, 1, 1), (addresses, *places, window, span, window_tile, num_keys))
+        kernels[1].launch(
+            (min(items, num_processors(q.device)), 1, 1),
+            (
+                q, attention.sink, out, attention.frequencies, addresses, batch.positions,
+                groups, items, 2 * len(attention.frequencies), num_keys // SHARE_KEYS, 4 + window_tile // 16,
+                (num_keys - window_tile) // 32,
+            ),
+        )  # fmt: skip
         return out
     shares = torch.empty(num_tokens, heads, num_keys, dtype=torch.bfloat16, device=q.device)
     peaks = torch.empty(num_tokens, num_keys // SHARE_KEYS, heads, device=q.device)

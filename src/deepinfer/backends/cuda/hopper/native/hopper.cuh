@@ -88,7 +88,11 @@ __device__ inline void products_begin() { asm volatile("wgmma.fence.sync.aligned
 
 __device__ inline void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
-__device__ inline void products_wait() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
+// Waits until at most `LEFT` groups of committed products are under way.
+template <int LEFT = 0>
+__device__ inline void products_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
+}
 
 __device__ inline void products_end() {
     products_commit();

@@ -1,0 +1,51 @@
+// What the parts of the attention kernel agree on: arguments, shared memory, barriers, and the order of columns.
+//
+// A stretch of 32 columns is four pieces of eight. Bits shifted into place give columns i and i + 4 of a piece at once;
+// so shared memory holds, for i = 0 .. 3, 16 bytes with that pair of each piece. In the matrix unit's registers a
+// thread then has all eight columns of one piece: it reads queries and writes results as they lie in global memory.
+
+#pragma once
+
+#include "hopper.cuh"
+
+constexpr int DIM = 512, HEADS = 64, KEYS = 64, MAX_TURNS = 64;
+constexpr int THREADS = 4 * GROUP;
+constexpr int WINDOW_ROW = DIM / 32 * 33, ENTRY_ROW = DIM / 16 * 9;
+constexpr int UNITS = 5, UNIT = 8 * ENTRY_ROW;            // of a warp, on their way; bytes of one, packed
+constexpr u32 PANEL = 8192, TILE = 65536, SHARES = 8192;  // bytes: 64 rows of 64 columns; of all columns; of 64 keys
+constexpr u32 KEYS_AT = 0, QUERY_AT = 2 * TILE, SHARES_AT = QUERY_AT + TILE / 2, UNITS_AT = SHARES_AT + 2 * SHARES;
+constexpr u32 TURNS_AT = UNITS_AT + 4 * UNITS * UNIT, DECAYS_AT = TURNS_AT + 4 * 8 * MAX_TURNS;
+constexpr u32 TOTALS_AT = DECAYS_AT + 2 * 4 * HEADS, PLACES_AT = TOTALS_AT + 2 * 4 * HEADS;
+constexpr u32 SEEN_AT = PLACES_AT + 4 * 512, BARRIERS_AT = SEEN_AT + 64;
+constexpr u32 BYTES = BARRIERS_AT + 8 * 10;
+
+struct Arguments {
+    const u16 *q;              // [tokens, heads, 512] bf16
+    const float *sink;         // [heads]
+    u16 *out;                  // [tokens, heads, 512] bf16
+    const float *frequencies;  // [rope / 2]
+    const u64 *places;         // [tokens, keys] addresses of packed rows, one more where a token does not see the key
+    const int *positions;      // [tokens]
+    long groups, items, rope;  // groups of 64 heads; those of all tokens; columns that turn, the last ones
+    long num_tiles, first_entry, entry_units;  // of an item: tiles of keys; units before its entries, and of them
+};
+
+// Barriers of a buffer: its keys are there; their shares are there; a half of its keys was used.
+__device__ inline u32 widened(u32 shared, u32 buffer) { return shared + BARRIERS_AT + 8 * buffer; }
+__device__ inline u32 shared_out(u32 shared, u32 buffer) { return shared + BARRIERS_AT + 16 + 8 * buffer; }
+__device__ inline u32 used(u32 shared, u32 buffer, u32 half) {
+    return shared + BARRIERS_AT + 32 + 16 * buffer + 8 * half;
+}
+// Of the half of the queries that lies in shared memory: it is there; it may be replaced.
+__device__ inline u32 queries_there(u32 shared) { return shared + BARRIERS_AT + 64; }
+__device__ inline u32 queries_used(u32 shared) { return shared + BARRIERS_AT + 72; }
+
+__device__ inline float low_half(u32 x) { return __uint_as_float(x << 16); }
+__device__ inline float high_half(u32 x) { return __uint_as_float(x & 0xFFFF0000u); }
+__device__ inline u32 halves(u32 x, u32 y) { return __byte_perm(x, y, 0x5410); }       // low halves of both
+__device__ inline u32 high_halves(u32 x, u32 y) { return __byte_perm(x, y, 0x7632); }  // high halves of both
+
+// A piece of eight bf16: columns i and i + 4 of it in one register, i = 0 .. 3.
+__device__ inline Four pairs_of(Four x) {
+    return {halves(x.a, x.c), high_halves(x.a, x.c), halves(x.b, x.d), high_halves(x.b, x.d)};
+}

@@ -1,0 +1,65 @@
+// Where the packed rows of the keys of each token lie: a block a token. It sees its window, then its selected entries.
+
+#include "hopper.cuh"
+
+constexpr int DIM = 512, WINDOW_ROW = DIM / 32 * 33, ENTRY_ROW = DIM / 16 * 9;
+
+struct Arguments {
+    u64 *places;  // [tokens, num_keys]; with one added, some row that is not to be seen: whatever it holds is finite
+    const u8 *rows, *ring, *pages;
+    const int *entries, *positions, *token_rows, *row_offsets, *row_starts, *row_slots, *window_starts, *table;
+    long ring_length, ring_stride, num_slots, page_stride, num_blocks, per_block, table_columns, num_entries;
+    long window, span, window_tile, num_keys;
+};
+
+__device__ inline const u8 *window_place(const Arguments &a, int token, int row, int key) {
+    const int start = a.row_starts[row], first_token = a.row_offsets[row], window = int(a.window);
+    int last = a.positions[token], newest = last;
+    if (a.span > a.window) {  // a block of drafts sees the window before its start, and itself
+        last = start - 1;
+        newest = last + a.row_offsets[row + 1] - first_token;
+    }
+    const int place = max(max(last - (window - 1), a.window_starts[row]), 0) + key;
+    if (key >= a.span || place > newest) return nullptr;
+    if (place >= start) return a.rows + long(first_token + place - start) * WINDOW_ROW;
+    int slot = a.row_slots[row];
+    if (slot < 0 || slot >= a.num_slots) slot = 0;
+    return a.ring + slot * a.ring_stride + place % int(a.ring_length) * WINDOW_ROW;
+}
+
+__device__ inline const u8 *entry_place(const Arguments &a, int row, int entry) {
+    const int per_block = int(a.per_block);
+    if (entry < 0 || entry / per_block >= a.table_columns) return nullptr;
+    const int block = a.table[row * a.table_columns + entry / per_block];
+    if (block < 0 || block >= a.num_blocks) return nullptr;
+    return a.pages + block * a.page_stride + entry % per_block * ENTRY_ROW;
+}
+
+__device__ inline u64 address(const u8 *place, const u8 *other) { return place ? u64(place) : u64(other) | 1; }
+
+extern "C" __global__ void __launch_bounds__(GROUP) find_places(const __grid_constant__ Arguments a) {
+    constexpr int AT_ONCE = 4;  // entries of a thread, each of which takes two reads, one after the other
+    const int token = blockIdx.x, row = a.token_rows[token];
+    u64 *to = a.places + token * a.num_keys;
+    int entries[AT_ONCE];
+    const auto read = [&](int first) {
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i) {
+            const int number = first + i * GROUP;
+            entries[i] = number < a.num_entries ? a.entries[token * a.num_entries + number] : -1;
+        }
+    };
+    read(threadIdx.x);
+    for (int key = threadIdx.x; key < a.window_tile; key += GROUP)
+        to[key] = address(window_place(a, token, row, key), a.rows);
+    for (int first = threadIdx.x; first < a.num_keys - a.window_tile; first += AT_ONCE * GROUP) {
+        const u8 *places[AT_ONCE];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i) places[i] = entry_place(a, row, entries[i]);
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i)
+            if (first + i * GROUP < a.num_keys - a.window_tile)
+                to[a.window_tile + first + i * GROUP] = address(places[i], a.pages);
+        read(first + AT_ONCE * GROUP);
+    }
+}
