@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from dataclasses import replace
 from typing import Any
@@ -17,7 +18,7 @@ from deepinfer.cache.pools import CachePools
 from deepinfer.config.engine import EngineConfig
 from deepinfer.messages import StepPlan
 from deepinfer.runner.build import build_runner
-from deepinfer.runner.graph_cache import RIPE
+from deepinfer.runner.graph_cache import RIPE, CudaRecorder, GraphCache
 from deepinfer.runner.graph_shapes import StepShape, padded, padded_batch
 from deepinfer.runner.lines import Lines
 from deepinfer.runner.model import Computed
@@ -194,6 +195,20 @@ def test_an_engine_with_captured_steps_gives_the_same_answers(
     assert found[0] == found[1] and all(len(answer) == 12 for answer in found[0])
 
 
+def test_an_engine_whose_steps_cannot_be_captured_gives_the_same_answers(
+    monkeypatch: pytest.MonkeyPatch, recorder: FakeRecorder
+) -> None:
+    broken = FakeRecorder(errors=itertools.repeat(torch.AcceleratorError("CUDA error: unspecified launch failure")))
+    monkeypatch.setattr("deepinfer.runner.build.CudaRecorder", lambda: broken)
+    found = []
+    for is_eager in (True, False):
+        with LLM(
+            goldens.CHECKPOINT, enforce_eager=is_eager, device="cpu", max_num_requests=8, draft_scheduling=False
+        ) as llm:
+            found.append([output.token_ids for output in llm.generate(mixed_prompts(12), MIXED)])
+    assert found[0] == found[1] and broken.num_recorded > 1 and broken.num_replays == 0
+
+
 def test_drafts_of_a_captured_pass_are_the_same_further_on(recorder: FakeRecorder) -> None:
     """With torch's ops, whose attention is told how far the batch reaches."""
     options = {"device": "cpu", "precision": "float32", "max_num_requests": 1, "draft_scheduling": False}
@@ -232,6 +247,31 @@ def test_a_captured_step_never_waits_for_the_device(monkeypatch: pytest.MonkeyPa
         runner.compute(PLANS[0], Lines.of(PLANS[0]), feeds_draft=True)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+@on_card
+def test_after_a_capture_that_failed_steps_run_and_others_are_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner, _ = make_runner(monkeypatch, device="cuda", enforce_eager=False)
+    expected = without_graphs(runner, PLANS[0]).logits
+    broken = torch.zeros(4, device=DEVICE)
+    cache = GraphCache(CudaRecorder(), 1 << 30)
+
+    def waits() -> None:
+        torch.empty(1 << 20, device=DEVICE).fill_(1)
+        if torch.cuda.is_current_stream_capturing():
+            broken.sum().item()
+
+    def adds() -> None:
+        broken.add_(1)
+
+    assert [cache.find("waits", lambda: cache.recorder.record(waits)) for _ in range(RIPE)] == [None] * RIPE
+    for _ in range(RIPE):
+        replay = cache.find("adds", lambda: cache.recorder.record(adds))
+    assert replay is not None
+    replay()
+    assert broken.tolist() == [2] * 4
+    for _ in range(2 * RIPE):
+        assert torch.equal(runner.compute(PLANS[0], Lines.of(PLANS[0]), feeds_draft=False).logits, expected)
 
 
 @on_card
