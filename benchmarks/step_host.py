@@ -74,7 +74,7 @@ class NoModel:
         return logits, torch.zeros(len(logits))
 
     def draft(self, tokens: Tensor, batch: TokenBatch, keys: DrawKeys | None) -> tuple[Tensor, Tensor]:
-        return torch.zeros(len(tokens), DRAFTS, dtype=torch.int64), torch.zeros(len(tokens), 2, DRAFTS)
+        return torch.zeros(len(tokens), DRAFTS, dtype=torch.int64), torch.full((len(tokens), 2, DRAFTS), -0.01)
 
 
 class Calls(TorchDispatchMode):
@@ -96,8 +96,8 @@ def make_runner(num_slots: int, policy: DraftPolicy, temperature: float) -> Runn
     sampler = Sampler(ops, num_slots + 1, VOCAB, (1,), HOST)
     graphs, logits = GraphCache(Nothing(), 1), logits_memory(num_slots, DRAFTS, VOCAB, HOST)
     runner = Runner(model, builder, sampler, graphs=StepGraphs(model, ops, builder, graphs, logits))
-    head = DraftGraphs(model, graphs, logits)
-    runner.speculation = Speculation(head, builder, sampler, policy, num_slots, DRAFTS, (1,))
+    drafts = DraftGraphs(model, builder, DRAFTS, graphs, logits)
+    runner.speculation = Speculation(drafts, builder, sampler, policy, num_slots, (1,))
     runner.execute(plan_of(num_slots, temperature))
     return runner
 

@@ -135,9 +135,9 @@ def test_tiny_temperatures_act_as_zero():
     assert slots.rows(both, both, 4).is_random.tolist() == [False, True]
 
 
-def plain_draws(*params: SamplingParams, positions=(1, 2)):
+def plain_draws(*params: SamplingParams, start=0):
     slots = np.arange(1, len(params) + 1, dtype=np.int32)
-    return sampler_with(*params).plain_draws(slots, np.tile(np.array(positions, np.int32), (len(params), 1)))
+    return sampler_with(*params).plain_draws(slots, np.full_like(slots, start), 2)
 
 
 def test_plain_rows_tell_temperature_and_seed():
@@ -158,5 +158,5 @@ def test_one_row_with_stages_or_a_given_answer_makes_none_of_them_plain(fields):
 
 def test_a_row_is_plain_once_it_may_end():
     waiting = replace(GREEDY, min_tokens=3)
-    assert plain_draws(waiting, positions=(3, 4)) is not None
-    assert plain_draws(waiting, positions=(2, 3)) is None
+    assert plain_draws(waiting, start=2) is not None
+    assert plain_draws(waiting, start=1) is None

@@ -98,8 +98,8 @@ class Rank:
         logits = logits_memory(num_requests, num_drafts, self.config.vocab_size, device)
         graphs = GraphCache(CudaRecorder(), graph_bytes(device))
         self._runner = Runner(bound, builder, sampler, graphs=StepGraphs(bound, ops, builder, graphs, logits))
-        head = DraftGraphs(bound.draft, graphs, logits)
-        self._drafting = Speculation(head, builder, sampler, CheckAll(), num_requests, num_drafts, ())
+        drafts = DraftGraphs(bound.draft, builder, num_drafts, graphs, logits)
+        self._drafting = Speculation(drafts, builder, sampler, CheckAll(), num_requests, ())
         self._runner.speculation = self._drafting
 
     def decode(self, num_requests: int, repeats: int) -> Case:

@@ -15,6 +15,7 @@ from deepinfer.messages import Float32, Int32, Logprobs, StepPlan, StepResult
 from deepinfer.ops.batch import Hidden
 from deepinfer.ops.check import OpChecker
 from deepinfer.ops.clock import OpClock
+from deepinfer.ops.transfer import Arrival
 from deepinfer.runner.batch import BatchBuilder
 from deepinfer.runner.graphs import StepGraphs
 from deepinfer.runner.images import ImageEncoder
@@ -33,7 +34,7 @@ PROMPT_PART = 256  # prompt tokens whose logits are on the device at a time
 class Forwarded:
     """A step between its two halves: logits are on the device, tokens are not drawn yet.
 
-    plan: as it runs, each row where it really begins.
+    plan: as it runs, each row where it really begins. started: when the step did, drafts waited for.
     """
 
     plan: StepPlan
@@ -73,6 +74,8 @@ class Runner:
 
     def forward(self, plan: StepPlan) -> Forwarded:
         """Compute the step's logits and cache entries."""
+        if self.speculation is not None:
+            self.speculation.wait()
         started, drafting, feeds_draft = time.monotonic(), None if plan.is_plain else self.speculation, False
         for setup in plan.setups:
             self.sampler.set_slot(setup)
@@ -84,7 +87,10 @@ class Runner:
             feeds_draft = drafting.feeds_draft(plan, self.builder.window)
         lines = Lines.of(plan)
         if self.constraints is not None:
-            self.constraints.begin(lines.slots, lines.counts, None if drafting is None else drafting.drafts(lines))
+            drafts = None
+            if drafting is not None and self.constraints.has_any(lines.slots):
+                drafts = drafting.drafts(lines)
+            self.constraints.begin(lines.slots, lines.counts, drafts)
         return Forwarded(plan, lines, self.compute(plan, lines, feeds_draft=feeds_draft), started)
 
     def compute(self, plan: StepPlan, lines: Lines, *, feeds_draft: bool) -> Computed:
@@ -108,14 +114,15 @@ class Runner:
         masks = None if self.constraints is None else self.constraints.masks()
         before, proposed = (None, None) if drafting is None else (drafting.before(lines), drafting.proposed(lines))
         drawn = self.sampler.sample(logits, lines.line_slots, lines.line_positions, masks, before, proposed, best)
-        token_ids, is_finite = _on_host(drawn.token_ids).astype(np.int32), _on_host(drawn.is_finite)
-        has_choice = None if drawn.has_choice is None else _on_host(drawn.has_choice)
+        choice = () if drawn.has_choice is None else (drawn.has_choice,)
+        token_ids, is_finite, *choices = Arrival(drawn.token_ids, drawn.is_finite, *choice).wait()
+        token_ids, has_choice = token_ids.astype(np.int32), choices[0] if choices else None
         errors = {} if masks is None else masks.errors
         is_finite[list(errors)] = False
         num_tokens = np.ones_like(lines.counts)
         if drafting is not None:
             num_tokens = drafting.verify(lines, token_ids, is_finite if has_choice is None else is_finite & has_choice)
-        self._keep(lines, drawn.token_ids, num_tokens)
+        self._observe(lines, drawn.token_ids, num_tokens)
         if self.constraints is not None:
             self.constraints.take(token_ids, lines.offsets, num_tokens)
         if drafting is not None:
@@ -123,6 +130,7 @@ class Runner:
                 drafting.observe_step(plan.num_tokens, time.monotonic() - forwarded.started)
             newest = token_ids[lines.offsets + np.maximum(num_tokens, 1) - 1]
             drafting.propose(lines, newest, self.constraints)
+        self._store(lines, drawn.token_ids, num_tokens)  # while the drafts are made
         prompt_logits, start = self._prompt_logits(plan, hidden, lines.num_lines)
         result = StepResult(
             step=plan.step,
@@ -146,19 +154,27 @@ class Runner:
         result.seconds = time.monotonic() - forwarded.started
         return result
 
-    def _keep(self, lines: Lines, token_ids: Tensor, num_tokens: Int32) -> None:
-        """The stages count what each row keeps of the tokens drawn [lines]; the newest goes into the token ring."""
+    def _observe(self, lines: Lines, token_ids: Tensor, num_tokens: Int32) -> None:
+        """The stages count what each row keeps of the tokens drawn [lines]."""
+        if not self.sampler.remembers(lines.slots):
+            return
         if lines.is_single and num_tokens.all():
-            self.sampler.observe(lines.slots, token_ids)
-            return self.builder.store(token_ids, lines.slots, lines.firsts)
-        num_places = int(num_tokens.max(initial=0)) if self.sampler.remembers(lines.slots) else 0
-        for place in range(num_places):
+            return self.sampler.observe(lines.slots, token_ids)
+        for place in range(int(num_tokens.max(initial=0))):
             rows = np.flatnonzero(num_tokens > place)
-            self.sampler.observe(lines.slots[rows], _chosen(token_ids, lines.offsets[rows] + place))
+            self.sampler.observe(lines.slots[rows], self._chosen(token_ids, lines.offsets[rows] + place))
+
+    def _store(self, lines: Lines, token_ids: Tensor, num_tokens: Int32) -> None:
+        """The newest token that each row keeps goes into the token ring."""
+        if lines.is_single and num_tokens.all():
+            return self.builder.store(token_ids, lines.slots, lines.firsts)
         rows = np.flatnonzero(num_tokens)
         last = num_tokens[rows] - 1
-        newest = _chosen(token_ids, lines.offsets[rows] + last)
+        newest = self._chosen(token_ids, lines.offsets[rows] + last)
         return self.builder.store(newest, lines.slots[rows], lines.firsts[rows] + last)
+
+    def _chosen(self, values: Tensor, lines: Int32) -> Tensor:
+        return values[self.builder.int64(lines)]
 
     def _prompt_logits(self, plan: StepPlan, hidden: Hidden | None, start: int) -> tuple[dict[int, Float32], int]:
         """Whole logits by row, of the tokens from `start` on, and the first token behind them."""
@@ -201,10 +217,6 @@ def _keep_lines(result: StepResult, lines: Lines, num_tokens: Int32) -> None:
     result.logprobs = None if result.logprobs is None else result.logprobs.lines(kept)
     places = np.cumsum(kept) - 1
     result.errors = {int(places[line]): error for line, error in result.errors.items() if kept[line]}
-
-
-def _chosen(values: Tensor, lines: Int32) -> Tensor:
-    return values[torch.from_numpy(lines.astype(np.int64)).to(values.device)]
 
 
 def _parts(start: int, end: int) -> list[tuple[int, int]]:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from deepinfer.messages import SlotSetup
 from deepinfer.ops.table import Ops
+from deepinfer.ops.transfer import to_device
 from deepinfer.sampling.bad_words import BadWords
 from deepinfer.sampling.before import Before
 from deepinfer.sampling.bias import Bias
@@ -143,9 +144,10 @@ class Sampler:
             token_ids, _ = self._ops.best_tokens(processed)
         return Drafted(self._golden.force(token_ids, params), processed, self._ops.best_logprobs(processed))
 
-    def plain_draws(self, slots: NDArray[np.int32], positions: NDArray[np.int32]) -> PlainDraws | None:
-        """How rows [n] draw if all do so from logits as they are, at each of their positions [n, any]; None if not."""
-        params = self._slots.rows(np.repeat(slots, positions.shape[1]), positions.ravel(), self._vocab_size)
+    def plain_draws(self, slots: NDArray[np.int32], starts: NDArray[np.int32], num_places: int) -> PlainDraws | None:
+        """How rows [n] draw if all do so from logits as they are, at positions starts + 1 .. starts + num_places."""
+        ends = np.concatenate([starts + 1, starts + num_places])  # a stage that is used between them is at one of them
+        params = self._slots.rows(np.tile(slots, 2), ends, self._vocab_size)
         stages, host = (*self._changes, *FILTERS), torch.device("cpu")  # nothing of what is prepared is used
         if self._golden.has_any or any(stage.prepare(params, host) is not None for stage in stages):
             return None
@@ -166,7 +168,7 @@ class Sampler:
 
     def _draw(self, logits: Tensor, params: RowParams, noise: int = 0) -> Tensor:
         keys = params["temperature"], params["seed"], params.positions.astype(np.int64) + noise
-        return self._ops.draw(logits, *(torch.from_numpy(key).to(logits.device) for key in keys))
+        return self._ops.draw(logits, *(to_device(key, logits.device) for key in keys))
 
 
 def _run(stages: Sequence[Stage], logits: Tensor, params: RowParams) -> Tensor:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from deepinfer.messages import SlotSetup
+from deepinfer.ops.transfer import to_device
 from deepinfer.sampling.slot_params import RowParams
 from deepinfer.sampling.ties import keep_largest
 
@@ -151,7 +152,7 @@ def _limits(params: RowParams, name: str, uses: NDArray[np.bool_], device: torch
     if rows.size == 0:
         return None
     arrays = rows, params[name][rows], params["temperature"][rows]
-    return Limits(*(torch.from_numpy(array).to(device) for array in arrays))
+    return Limits(*(to_device(array, device) for array in arrays))
 
 
 def _exclude(logits: Tensor, rows: Tensor, chosen: Tensor, keep: Tensor) -> Tensor:

@@ -20,7 +20,13 @@ MEAN_RATE = 0.05  # share of one step in the mean survival of drafts
 
 
 class DraftPolicy(Protocol):
-    """Decides on the device's side of a step, where accepted counts and signs are known."""
+    """Decides on the device's side of a step, where accepted counts and signs are known.
+
+    reads_signs: whether `choose` looks at them, and so has to wait for the drafts.
+    """
+
+    @property
+    def reads_signs(self) -> bool: ...
 
     def choose(self, signs: Signs, room: Int32, num_useful: Int32, num_other: int) -> Int32:
         """Drafts to check [rows], at most room [rows]; -1 stays -1.
@@ -66,6 +72,7 @@ class CheckAll:
 
     calibration_error = 0.0
     feeds_head = True
+    reads_signs = False
 
     def choose(self, signs: Signs, room: Int32, num_useful: Int32, num_other: int) -> Int32:
         return room
@@ -103,6 +110,8 @@ class CheckWorthwhile:
     shorter window. While drafting goes on, one step after every DRAFTED_STEPS is plain, since its time is what drafting
     is measured against.
     """
+
+    reads_signs = True
 
     def __init__(self, num_drafts: int, step_costs: StepCosts, draft_costs: StepCosts) -> None:
         self.step_costs, self.draft_costs = step_costs, draft_costs
