@@ -155,6 +155,7 @@ class FakeGraph:
 
 
 made: list[FakeGraph] = []
+SEGMENTS = [{"total_size": size, "segment_pool_id": (0, pool)} for size, pool in ((2, 7), (100, 0), (3, 7), (50, 8))]
 
 
 class FakeStream:
@@ -177,7 +178,7 @@ def test_a_capture_that_fails_is_ended_for_stream_and_allocator(
     ended: list[object] = []
     for name, value in (
         ("graph_pool_handle", lambda: (0, 7)), ("Stream", FakeStream), ("CUDAGraph", FakeGraph),
-        ("current_stream", FakeStream), ("memory_reserved", lambda: 0), ("stream", lambda stream: stream),
+        ("current_stream", FakeStream), ("memory_snapshot", lambda: SEGMENTS), ("stream", lambda stream: stream),
         ("current_device", lambda: 0),
     ):  # fmt: skip
         monkeypatch.setattr(f"torch.cuda.{name}", value)
@@ -198,6 +199,7 @@ def test_a_capture_that_fails_is_ended_for_stream_and_allocator(
     monkeypatch.setattr(FakeGraph, "broken", False)
     recorder.record(call)()
     assert made[1].calls == ["begin", "end", "replay"] and len(ended) == 1
+    assert recorder.num_bytes == 5, "what others hold is not the graphs'"
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -59,7 +59,6 @@ class CudaRecorder:
     def record(self, call: Callable[[], None]) -> Callable[[], None]:
         call()  # compiles what it needs
         graph, outside = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
-        before = torch.cuda.memory_reserved()
         self._stream.wait_stream(outside)
         with torch.cuda.stream(self._stream):  # `torch.cuda.graph` would also wait and empty the allocator's cache
             graph.capture_begin(self._pool, "thread_local")
@@ -70,7 +69,11 @@ class CudaRecorder:
                 self._give_up(graph)
                 raise
         outside.wait_stream(self._stream)
-        self._num_bytes += torch.cuda.memory_reserved() - before
+        self._num_bytes = sum(  # of this pool alone: another thread may take memory for images meanwhile
+            segment["total_size"]
+            for segment in torch.cuda.memory_snapshot()
+            if tuple(segment["segment_pool_id"]) == tuple(self._pool)
+        )
         return graph.replay
 
     def _give_up(self, graph: torch.cuda.CUDAGraph) -> None:

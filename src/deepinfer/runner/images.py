@@ -40,7 +40,7 @@ class ImageEncoder:
     @property
     def num_bytes(self) -> int:
         """Bytes of all embeddings."""
-        return sum(rows.nbytes for rows in self._embeddings.values())
+        return sum(rows.nbytes for rows in list(self._embeddings.values()))  # the encoder's thread may add one
 
     def execute(self, plan: EncodePlan) -> EncodeResult:
         """Drop and encode; returns when the embeddings are there."""
