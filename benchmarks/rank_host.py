@@ -24,8 +24,8 @@ from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.profiler import ProfilerActivity, profile
 
 from deepinfer.messages import StepPlan
+from deepinfer.ops.transfer import Arrival, Staged
 from deepinfer.rank import measure
-from deepinfer.runner.batch import BatchBuilder
 from deepinfer.runner.draft_graphs import DraftGraphs
 from deepinfer.runner.graph_cache import RIPE, CudaRecorder
 from deepinfer.runner.graph_shapes import StepShape
@@ -36,9 +36,10 @@ from deepinfer.sampling.sampler import Sampler
 
 PARTS: tuple[tuple[type, str], ...] = (
     (Runner, "forward"), (Speculation, "resolve"), (Speculation, "feeds_draft"), (Runner, "compute"),
-    (StepGraphs, "takes"), (StepGraphs, "run"), (StepShape, "pack"), (StepGraphs, "_fill"), (BatchBuilder, "pinned"),
-    (Runner, "sample"), (Sampler, "sample"), (Speculation, "verify"), (Runner, "_keep"), (Speculation, "propose"),
-    (BatchBuilder, "block"), (Sampler, "plain_draws"), (DraftGraphs, "draft"),
+    (StepGraphs, "takes"), (StepGraphs, "run"), (StepShape, "pack"), (Staged, "send"),
+    (Runner, "sample"), (Sampler, "sample"), (Speculation, "verify"), (Runner, "_store"), (Speculation, "propose"),
+    (Sampler, "plain_draws"), (DraftGraphs, "draft"), (Speculation, "_receive"), (Speculation, "report"),
+    (Arrival, "wait"),
 )  # fmt: skip
 LONG_GAP = 20  # microseconds
 
@@ -137,7 +138,9 @@ def main() -> None:
         print(f"\n{num_requests} requests: {wall:.2f} ms a step; host, ms:")
         for name, seconds in parts.seconds.items():
             print(f"  {name:<28} {1e3 * statistics.median(seconds):>8.3f}")
-        show_waiting(rank, plan, 3)
+    for num_requests in requests:  # at the end: once the profiler ran, launches take longer
+        print(f"\n{num_requests} requests:")
+        show_waiting(rank, start(rank, num_requests), 3)
 
 
 if __name__ == "__main__":

@@ -6,8 +6,9 @@ Runner, graphs, drafting and sampler are the real ones; a recorded graph does no
 only Python, numpy and the calls into torch count. Each such call would be a copy or a kernel on a device and cost the
 host some 5 us more, so their number is told too. Every request drafts 3 tokens and checks them all.
 
-forward: from the plan until its graph is launched. sample: from there until the drafts' graph is launched and the
-result is made. Milliseconds, medians.
+forward: from the plan until its graph is launched; it is hidden behind the drafts of the step before where all are
+checked. between: from the arrival of the tokens until the drafts' graph is launched, which a device waits for.
+rest: what is done while the step or the drafts are computed. Milliseconds, medians.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from deepinfer.messages import SlotSetup, StepPlan
 from deepinfer.ops.batch import ForwardBatch, Hidden, TokenBatch
 from deepinfer.ops.reference.build import reference_ops
 from deepinfer.ops.table import build
+from deepinfer.ops.transfer import Arrival
 from deepinfer.ops.values import DrawKeys
 from deepinfer.runner.batch import BatchBuilder
 from deepinfer.runner.draft_graphs import DraftGraphs
@@ -45,14 +47,17 @@ HOST = torch.device("cpu")
 
 
 class Nothing:
-    """A recorder of graphs that do nothing, and the model and draft head whose passes they are."""
+    """A recorder of graphs that do nothing but note when."""
 
     num_bytes = 0
-    draft = None
+    replayed = 0.0
 
     def record(self, call: Callable[[], None]) -> Callable[[], None]:
         call()
-        return lambda: None
+        return self.replay
+
+    def replay(self) -> None:
+        self.replayed = time.perf_counter()
 
     def reset(self) -> None:
         pass
@@ -89,12 +94,19 @@ class Calls(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def make_runner(num_slots: int, policy: DraftPolicy, temperature: float) -> Runner:
+class FixedCosts(StepCosts):
+    """Times at which drafting pays."""
+
+    def observe(self, num_tokens: int, seconds: float, rate: float = 0.0) -> None:
+        pass
+
+
+def make_runner(num_slots: int, policy: DraftPolicy, temperature: float, recorder: Nothing) -> Runner:
     """A runner whose slots 1 .. num_slots all decode."""
     ops, model = build({"reference": reference_ops("exact")}), NoModel()
     builder = BatchBuilder(ops, num_slots, CONTEXT // BLOCK, BLOCK, torch.zeros(num_slots + 1, 256).int(), 128)
     sampler = Sampler(ops, num_slots + 1, VOCAB, (1,), HOST)
-    graphs, logits = GraphCache(Nothing(), 1), logits_memory(num_slots, DRAFTS, VOCAB, HOST)
+    graphs, logits = GraphCache(recorder, 1), logits_memory(num_slots, DRAFTS, VOCAB, HOST)
     runner = Runner(model, builder, sampler, graphs=StepGraphs(model, ops, builder, graphs, logits))
     drafts = DraftGraphs(model, builder, DRAFTS, graphs, logits)
     runner.speculation = Speculation(drafts, builder, sampler, policy, num_slots, (1,))
@@ -118,23 +130,33 @@ def plan_of(num_rows: int, temperature: float | None = None) -> StepPlan:
 
 
 def measure(num_rows: int, num_steps: int, policy: DraftPolicy, temperature: float) -> list[float]:
-    """Medians of forward and sample in ms, and the calls of each."""
-    runner = make_runner(num_rows, policy, temperature)
-    plan, forward_ms, sample_ms = plan_of(num_rows), [], []
+    """Medians of forward, between and rest in ms, and the calls of forward and of the others."""
+    recorder, arrived = Nothing(), [0.0]
+    wait = Arrival.wait
+
+    def noted(arrival: Arrival) -> list[Any]:
+        found = wait(arrival)
+        arrived[0] = time.perf_counter()
+        return found
+
+    setattr(Arrival, "wait", noted)  # noqa: B010
+    runner = make_runner(num_rows, policy, temperature, recorder)
+    plan, times = plan_of(num_rows), []
     for step in range(WARM + num_steps):
         start = time.perf_counter()
         forwarded = runner.forward(plan)
         queued = time.perf_counter()
         runner.sample(forwarded)
         end = time.perf_counter()
+        between = recorder.replayed - arrived[0]
         if step >= WARM:
-            forward_ms.append(1e3 * (queued - start))
-            sample_ms.append(1e3 * (end - queued))
+            times.append((queued - start, between, end - queued - between))
     with Calls() as first:  # type: ignore[no-untyped-call]
         forwarded = runner.forward(plan)
     with Calls() as second:  # type: ignore[no-untyped-call]
         runner.sample(forwarded)
-    return [statistics.median(forward_ms), statistics.median(sample_ms), first.count, second.count]
+    setattr(Arrival, "wait", wait)  # noqa: B010
+    return [*(1e3 * statistics.median(column) for column in zip(*times, strict=True)), first.count, second.count]
 
 
 def main() -> None:
@@ -144,12 +166,13 @@ def main() -> None:
     parser.add_argument("--policy", choices=("all", "worthwhile"), default="all")
     parser.add_argument("--temperature", type=float, default=0.0)
     given = parser.parse_args()
-    print(f"{'requests':>8} {'forward':>9} {'sample':>9}   calls of each")
+    print(f"{'requests':>8} {'forward':>9} {'between':>9} {'rest':>9}   calls of forward, others")
     for num_rows in map(int, given.requests.split(",")):
-        costs = StepCosts([1, 2048], [1.0, 1.001]), StepCosts([1, 2048], [1e-6, 2e-6])
+        costs = FixedCosts([1, 2048], [1.0, 1.001]), FixedCosts([1, 2048], [1e-6, 2e-6])
         policy = CheckAll() if given.policy == "all" else CheckWorthwhile(DRAFTS, *costs)
-        forward, sample, *calls = measure(num_rows, given.steps, policy, given.temperature)
-        print(f"{num_rows:>8} {forward:>9.3f} {sample:>9.3f}   {calls[0]:.0f}, {calls[1]:.0f}", flush=True)
+        *parts, first, second = measure(num_rows, given.steps, policy, given.temperature)
+        cells = " ".join(f"{part:>9.3f}" for part in parts)
+        print(f"{num_rows:>8} {cells}   {first:.0f}, {second:.0f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -72,7 +72,8 @@ def test_a_plan_is_packed_with_a_row_for_the_tokens_that_are_too_many() -> None:
     assert views == [
         [7, 600, 601, 602, 603, 0, 1, 2], [0, 1, 1, 1, 1, 2, 2, 2], [0, 1, 5, 8, 8], [7, 600, 0, 0], [3, 5, 0, 0],
     ]  # fmt: skip
-    assert all(offset % 4 == 0 for offset in shape.offsets), "what kernels read begins at multiples of 16 bytes"
+    places = [view.storage_offset() for view in shape.views(torch.from_numpy(shape.pack(plan)))]
+    assert all(place % 4 == 0 for place in places), "what kernels read begins at multiples of 16 bytes"
 
 
 def test_a_full_shape_has_no_padding_and_the_table_is_the_most() -> None:
@@ -270,6 +271,13 @@ def test_after_a_capture_that_failed_steps_run_and_others_are_captured(monkeypat
     assert replay is not None
     replay()
     assert broken.tolist() == [2] * 4
+
+    def takes() -> None:
+        torch.empty(1 << 22, device=DEVICE).fill_(1)
+
+    before = cache.recorder.num_bytes
+    cache.recorder.record(takes)
+    assert cache.recorder.num_bytes - before >= 1 << 24
     for _ in range(2 * RIPE):
         assert torch.equal(runner.compute(PLANS[0], Lines.of(PLANS[0]), feeds_draft=False).logits, expected)
 

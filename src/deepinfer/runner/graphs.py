@@ -49,7 +49,7 @@ class StepGraphs:
             and plan.samples.all()
             and not plan.wants_logits.any()
             and not len(plan.logprob_rows)
-            and ((plan.decoder_starts == 0) | (plan.starts - plan.decoder_starts >= self._builder.window - 1)).all()
+            and (plan.starts - plan.decoder_starts >= np.where(plan.decoder_starts, self._builder.window - 1, 0)).all()
         )
 
     def run(self, plan: StepPlan, *, feeds_draft: bool) -> Computed | None:

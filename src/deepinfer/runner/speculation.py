@@ -21,7 +21,7 @@ from deepinfer.sampling.rejection import DRAFT_NOISE, Proposed
 from deepinfer.sampling.sampler import Sampler
 from deepinfer.speculate.calibration import Signs
 from deepinfer.speculate.policy import DraftPolicy
-from deepinfer.speculate.progress import SlotProgress
+from deepinfer.speculate.progress import SlotProgress, decode_rows
 from deepinfer.speculate.verify import count_tokens
 from deepinfer.structured.rows import ConstrainedRows
 
@@ -57,6 +57,7 @@ class Speculation:
         num_drafts = self.num_drafts = drafts.num_places
         self._drafts, self._builder, self._sampler, self._policy = drafts, builder, sampler, policy
         self._on_way: _Drafted | None = None
+        self._checked: tuple[Int32, Int32, Int32] | None = None  # slots, checked and accepted drafts of a step
         self.progress = SlotProgress(num_slots)
         self._tokens = np.zeros((num_slots + 1, num_drafts), dtype=np.int32)
         self._signs = np.zeros((len(Signs._fields), num_slots + 1, num_drafts), dtype=np.float32)
@@ -90,8 +91,11 @@ class Speculation:
 
         It does for decode rows where the policy says so, and for prompts in their last window.
         """
-        is_prefill, ends = plan.is_prefill, plan.starts + plan.counts
-        if (self._policy.feeds_head & ~is_prefill | is_prefill & (ends > self._num_known[plan.slots] - window)).any():
+        is_prefill = plan.is_prefill
+        if self._policy.feeds_head and not is_prefill.all():
+            return True
+        ends = plan.starts + plan.counts
+        if (is_prefill & (ends > self._num_known[plan.slots] - window)).any():
             return True
         decoding = plan.slots[~is_prefill]
         self._main_starts[decoding] = ends[~is_prefill]
@@ -99,18 +103,19 @@ class Speculation:
 
     def resolve(self, plan: StepPlan, constraints: ConstrainedRows | None) -> StepPlan:
         """The plan as it runs: each decode row begins where it really is and checks what the policy chooses."""
-        slots = plan.slots[~plan.is_prefill]
+        rows = decode_rows(plan)
+        slots = plan.slots[rows]
         if self._is_resting:  # rows have moved on meanwhile, to where the plan says
             self._num_ready[slots], self._is_resting = 0, False
-            self.progress.starts[slots] = self._main_starts[slots] = plan.starts[~plan.is_prefill]
+            self.progress.starts[slots] = self._main_starts[slots] = plan.starts[rows]
         room, ready = self.progress.room(plan), self._num_ready[slots]
+        room = np.minimum(room, ready)
         if not ready.any():
-            return self.progress.resolve(plan, np.minimum(room, 0))
-        room = np.where(room < 0, room, np.minimum(room, ready))
+            return self.progress.resolve(plan, room)
         if constraints is not None and constraints.has_any(slots):
             self._receive()
             room = constraints.limit_drafts(slots, self._tokens, room)
-        num_other = plan.num_tokens - int(plan.counts[~plan.is_prefill].sum())
+        num_other = plan.num_tokens - int(plan.counts[rows].sum())
         signs = Signs(*self._signs[:, slots])
         return self.progress.resolve(plan, self._policy.choose(signs, room, self._num_useful[slots], num_other))
 
@@ -145,17 +150,7 @@ class Speculation:
         num_tokens = (lines.slots > 0).astype(np.int32)
         if not lines.is_single:
             num_tokens *= count_tokens(token_ids, is_usable, lines.counts, self._tokens[lines.slots])
-            checked, accepted = lines.counts - 1, np.minimum(num_tokens - 1, self._num_useful[lines.slots]).clip(0)
-            rows = np.flatnonzero(checked)
-            places = np.arange(self.num_drafts)
-            self._policy.observe(Signs(*self._signs[:, lines.slots[rows]]), checked[rows], accepted[rows])
-            self._counts = dataclasses.replace(
-                self._counts,
-                checked=self._counts.checked + (places < checked[:, None]).sum(0),
-                accepted=self._counts.accepted + (places < accepted[:, None]).sum(0),
-                num_rows=self._counts.num_rows + len(rows),
-                calibration_error=self._policy.calibration_error,
-            )
+            self._checked = lines.slots, lines.counts - 1, num_tokens - 1
         self.progress.starts[lines.slots] = lines.firsts + num_tokens - 1
         self._num_ready[lines.slots] = 0
         return num_tokens
@@ -177,7 +172,7 @@ class Speculation:
         under_grammar = constraints if constraints is not None and constraints.has_any(slots) else None
         draws = None
         if under_grammar is None and self._is_coupled:
-            draws = self._sampler.plain_draws(slots, rows.starts, self.num_drafts)
+            draws = self._sampler.plain_draws(slots, rows.starts)
         if draws is not None:
             tokens, signs = self._drafts.draft(rows, draws)
         else:
@@ -231,5 +226,22 @@ class Speculation:
         self._drawn_from[self._builder.int64(slots), place] = logits
 
     def report(self, result: StepResult) -> None:
-        """Counters so far, and whether to plan drafts."""
+        """Note what became of the step's drafts; counters so far, and whether to plan drafts."""
+        if self._checked is not None:
+            self._note(*self._checked)
+            self._checked = None
         result.drafts, result.wants_drafts = self._counts, self._policy.feeds_head
+
+    def _note(self, slots: Int32, checked: Int32, accepted: Int32) -> None:
+        """Rows of these slots checked so many drafts and accepted so many [rows]."""
+        rows, places = np.flatnonzero(checked), np.arange(self.num_drafts)
+        slots, checked = slots[rows], checked[rows]
+        accepted = np.minimum(accepted[rows], self._num_useful[slots]).clip(0)
+        self._policy.observe(Signs(*self._signs[:, slots]), checked, accepted)
+        self._counts = dataclasses.replace(
+            self._counts,
+            checked=self._counts.checked + (places < checked[:, None]).sum(0),
+            accepted=self._counts.accepted + (places < accepted[:, None]).sum(0),
+            num_rows=self._counts.num_rows + len(rows),
+            calibration_error=self._policy.calibration_error,
+        )

@@ -73,10 +73,12 @@ class Sampler:
         self._changes = make_changes(num_slots, vocab_size, eos_ids, device)
         self._slots = SlotParams(num_slots)
         self._golden = Golden()
+        self._is_plain = np.zeros(num_slots, dtype=np.bool_)  # of slots: known to need no stage any more
 
     def set_slot(self, setup: SlotSetup) -> None:
         """The slot has a new occupant; its `params.seed` is not None."""
         self._slots.set(setup)
+        self._is_plain[setup.slot] = False
         self._golden.set_slot(setup)
         for stage in self._changes:
             stage.set_slot(setup)
@@ -144,13 +146,18 @@ class Sampler:
             token_ids, _ = self._ops.best_tokens(processed)
         return Drafted(self._golden.force(token_ids, params), processed, self._ops.best_logprobs(processed))
 
-    def plain_draws(self, slots: NDArray[np.int32], starts: NDArray[np.int32], num_places: int) -> PlainDraws | None:
-        """How rows [n] draw if all do so from logits as they are, at positions starts + 1 .. starts + num_places."""
-        ends = np.concatenate([starts + 1, starts + num_places])  # a stage that is used between them is at one of them
-        params = self._slots.rows(np.tile(slots, 2), ends, self._vocab_size)
-        stages, host = (*self._changes, *FILTERS), torch.device("cpu")  # nothing of what is prepared is used
-        if self._golden.has_any or any(stage.prepare(params, host) is not None for stage in stages):
-            return None
+    def plain_draws(self, slots: NDArray[np.int32], starts: NDArray[np.int32]) -> PlainDraws | None:
+        """How rows [n] draw if all do so from logits as they are, at all positions behind `starts` [n]; None if not.
+
+        A row that no stage is for is plain until its slot gets a new occupant, so few are asked about in a step.
+        """
+        asked = np.flatnonzero(~self._is_plain[slots])
+        if asked.size:
+            params = self._slots.rows(slots[asked], starts[asked] + 1, self._vocab_size)
+            stages, host = (*self._changes, *FILTERS), torch.device("cpu")  # nothing of what is prepared is used
+            if self._golden.has_any or any(stage.prepare(params, host) is not None for stage in stages):
+                return None
+            self._is_plain[slots[asked]] = True
         return PlainDraws(*(self._slots.column(name)[slots] for name in ("temperature", "seed")))
 
     def remembers(self, slots: NDArray[np.int32]) -> bool:

@@ -33,7 +33,7 @@ class Stage:
     """One step between logits and draw. What it must remember of a request it keeps by slot.
 
     Rows may be any, several of one slot too, at any positions; `params.before` has the tokens between those
-    that were observed and a row's position.
+    that were observed and a row's position. A stage that does not use a row at a position does not use it later either.
     """
 
     def set_slot(self, setup: SlotSetup) -> None:
