@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import warnings
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +18,7 @@ from deepinfer import LLM, SamplingParams
 from deepinfer.backends.cuda.device import runs_hopper_ops
 from deepinfer.cache.pools import CachePools
 from deepinfer.config.engine import EngineConfig
-from deepinfer.messages import StepPlan
+from deepinfer.messages import SlotSetup, StepPlan
 from deepinfer.runner.build import build_runner
 from deepinfer.runner.graph_cache import RIPE, CudaRecorder, GraphCache
 from deepinfer.runner.graph_shapes import StepShape, padded, padded_batch
@@ -241,13 +243,49 @@ def test_a_captured_step_never_waits_for_the_device(monkeypatch: pytest.MonkeyPa
     runner, _ = make_runner(monkeypatch, device="cuda", enforce_eager=False)
     for _ in range(RIPE):
         runner.compute(PLANS[0], Lines.of(PLANS[0]), feeds_draft=True)
+    with waiting_is_an_error():
+        runner.compute(PLANS[0], Lines.of(PLANS[0]), feeds_draft=True)
+
+
+@contextlib.contextmanager
+def waiting_is_an_error() -> Iterator[None]:
+    """On a card, whatever makes the host wait for the device raises; events that are waited for do not count."""
+    if DEVICE.type != "cuda":
+        yield
+        return
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that this mode is a prototype
         torch.cuda.set_sync_debug_mode("error")
     try:
-        runner.compute(PLANS[0], Lines.of(PLANS[0]), feeds_draft=True)
+        yield
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=on_card)])
+def test_a_step_waits_for_its_tokens_and_drafts_alone(
+    monkeypatch: pytest.MonkeyPatch, device: str, temperature: float
+) -> None:
+    """Drawing, checking and drafting included; each step checks the drafts of the one before."""
+    runner, _ = make_runner(monkeypatch, device=device)
+    params = SamplingParams(temperature=temperature, max_tokens=100, ignore_eos=True, seed=1)
+    plan = decode_plan([1, 2], [130, 33], [3, 3])
+    plan.setups = [
+        SlotSetup(slot, params, known, np.ones(known, dtype=np.int32)) for slot, known in ((1, 131), (2, 34))
+    ]
+    assert runner.speculation is not None
+    runner.speculation.progress.starts[[1, 2]] = plan.starts
+    num_tokens, num_checked = 0, 0
+    for step in range(3 * RIPE):
+        with waiting_is_an_error() if step >= 2 * RIPE else contextlib.nullcontext():
+            result = runner.execute(plan)
+        plan.setups = []
+        assert result.num_tokens is not None and result.num_checked is not None and result.is_finite.all()
+        assert result.num_checked.tolist() == ([0, 0] if step == 0 else [2, 2])
+        num_tokens, num_checked = num_tokens + len(result.token_ids), num_checked + int(result.num_checked.sum())
+    starts = runner.speculation.progress.starts[[1, 2]]
+    assert starts.sum() == plan.starts.sum() + num_tokens and num_checked == 2 * 2 * (3 * RIPE - 1)
 
 
 @on_card

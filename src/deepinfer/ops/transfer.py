@@ -17,7 +17,9 @@ def to_device(values: NDArray[Any], device: torch.device) -> Tensor:
     From memory that is not pinned a copy would begin only when all work before it is done.
     """
     tensor = torch.from_numpy(values)
-    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+    if device.type == "cpu":
+        return tensor
+    return (tensor.pin_memory() if values.size else tensor).to(device, non_blocking=True)
 
 
 class Moment:

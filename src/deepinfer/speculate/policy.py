@@ -138,7 +138,8 @@ class CheckWorthwhile:
             return np.minimum(room, 0)
         survival: Float64 = self._calibration.chances(signs).cumprod(axis=1)
         survival[self._places >= num_useful[:, None]] = 0.0
-        self._note_survival(survival[room > 0].mean(axis=0))
+        has_room = (room > 0).astype(np.float64)
+        self._note_survival(has_room @ survival / has_room.sum())
         values = np.where(self._places < room[:, None], survival, -1.0).ravel()
         order = (-values).argsort(kind="stable")[:total]
         num_rows = int(np.count_nonzero(room >= 0))
