@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from deepinfer.messages import Float32, Int32, Logprobs, StepPlan, StepResult
+from deepinfer.messages import Bool, Float32, Int32, Logprobs, StepPlan, StepResult
 from deepinfer.ops.batch import Hidden
 from deepinfer.ops.check import OpChecker
 from deepinfer.ops.clock import OpClock
@@ -23,7 +23,7 @@ from deepinfer.runner.lines import Lines
 from deepinfer.runner.model import Computed, Model
 from deepinfer.runner.speculation import Speculation
 from deepinfer.sampling.logprobs import TokenLogprobs, token_logprobs
-from deepinfer.sampling.sampler import Sampler
+from deepinfer.sampling.sampler import Sampled, Sampler
 from deepinfer.structured.rows import ConstrainedRows
 
 NO_HIDDEN = "a step that scores prompt tokens is not captured"
@@ -34,12 +34,14 @@ PROMPT_PART = 256  # prompt tokens whose logits are on the device at a time
 class Forwarded:
     """A step between its two halves: logits are on the device, tokens are not drawn yet.
 
-    plan: as it runs, each row where it really begins. started: when the step did, drafts waited for.
+    plan: as it runs, each row where it really begins. taken: when it was; started: when the drafts had arrived that it
+    had to wait for. Both in seconds on `time.monotonic()`.
     """
 
     plan: StepPlan
     lines: Lines
     computed: Computed
+    taken: float
     started: float
 
 
@@ -74,6 +76,7 @@ class Runner:
 
     def forward(self, plan: StepPlan) -> Forwarded:
         """Compute the step's logits and cache entries."""
+        taken = time.monotonic()
         if self.speculation is not None:
             self.speculation.wait()
         started, drafting, feeds_draft = time.monotonic(), None if plan.is_plain else self.speculation, False
@@ -91,7 +94,7 @@ class Runner:
             if drafting is not None and self.constraints.has_any(lines.slots):
                 drafts = drafting.drafts(lines)
             self.constraints.begin(lines.slots, lines.counts, drafts)
-        return Forwarded(plan, lines, self.compute(plan, lines, feeds_draft=feeds_draft), started)
+        return Forwarded(plan, lines, self.compute(plan, lines, feeds_draft=feeds_draft), taken, started)
 
     def compute(self, plan: StepPlan, lines: Lines, *, feeds_draft: bool) -> Computed:
         """The forward pass of a plan as it runs, and the logits of its lines."""
@@ -114,9 +117,7 @@ class Runner:
         masks = None if self.constraints is None else self.constraints.masks()
         before, proposed = (None, None) if drafting is None else (drafting.before(lines), drafting.proposed(lines))
         drawn = self.sampler.sample(logits, lines.line_slots, lines.line_positions, masks, before, proposed, best)
-        choice = () if drawn.has_choice is None else (drawn.has_choice,)
-        token_ids, is_finite, *choices = Arrival(drawn.token_ids, drawn.is_finite, *choice).wait()
-        token_ids, has_choice = token_ids.astype(np.int32), choices[0] if choices else None
+        token_ids, is_finite, has_choice, logprobs = _arrived(drawn)
         errors = {} if masks is None else masks.errors
         is_finite[list(errors)] = False
         num_tokens = np.ones_like(lines.counts)
@@ -137,7 +138,7 @@ class Runner:
             token_ids=token_ids,
             is_finite=is_finite,
             has_choice=has_choice,
-            logprobs=None if drawn.logprobs is None else _logprobs([drawn.logprobs]),
+            logprobs=logprobs,
             prompt_logits=prompt_logits,
             prompt_logprobs=self._prompt_logprobs(plan, hidden, start),
             num_computed=plan.num_tokens,
@@ -151,7 +152,7 @@ class Runner:
             self.speculation.rest(plan.num_rows, time.monotonic() - forwarded.started)
         if self.speculation is not None:
             self.speculation.report(result)
-        result.seconds = time.monotonic() - forwarded.started
+        result.seconds = time.monotonic() - forwarded.taken
         return result
 
     def _observe(self, lines: Lines, token_ids: Tensor, num_tokens: Int32) -> None:
@@ -217,6 +218,14 @@ def _keep_lines(result: StepResult, lines: Lines, num_tokens: Int32) -> None:
     result.logprobs = None if result.logprobs is None else result.logprobs.lines(kept)
     places = np.cumsum(kept) - 1
     result.errors = {int(places[line]): error for line, error in result.errors.items() if kept[line]}
+
+
+def _arrived(drawn: Sampled) -> tuple[Int32, Bool, Bool | None, Logprobs | None]:
+    """The same on the host; waits for the step, and not for the drafts behind it."""
+    choice = () if drawn.has_choice is None else (drawn.has_choice,)
+    token_ids, is_finite, *others = Arrival(drawn.token_ids, drawn.is_finite, *choice, *(drawn.logprobs or ())).wait()
+    logprobs = None if drawn.logprobs is None else Logprobs(*others[len(choice) :])
+    return token_ids.astype(np.int32), is_finite, others[0] if choice else None, logprobs
 
 
 def _parts(start: int, end: int) -> list[tuple[int, int]]:
