@@ -88,7 +88,7 @@ class Oracle:
 def with_oracle(llm: LLM, prompt: list[int], answer: list[int]) -> Speculation:
     """Have the engine propose this answer, whatever it is asked."""
     speculation = llm._client.core.executor.speculation
-    speculation._head = Oracle(prompt, answer, llm.vocab_size)
+    speculation._drafts._head = Oracle(prompt, answer, llm.vocab_size)
     return speculation
 
 

@@ -115,6 +115,30 @@ def test_what_ended_the_answer_stays_when_it_is_asked_for(tokenizer):
     assert stream.output().text == "a,"
 
 
+def test_tokens_of_thinking_are_counted_once(tokenizer):
+    """However often a writer asks, and whether the end of thinking has come or not."""
+
+    class Watched(list):
+        num_reads = 0
+
+        def __getitem__(self, place):
+            self.num_reads += 1
+            return super().__getitem__(place)
+
+        def __contains__(self, token):
+            self.num_reads += len(self)
+            return super().__contains__(token)
+
+    stream = stream_for(tokenizer, max_tokens=300)
+    tokens = stream._token_ids = Watched()
+    counts = []
+    for token in [7] * 100 + [9] + [7] * 100:
+        stream.add(token)
+        counts.append(stream.num_tokens_before(9))
+    assert counts == list(range(1, 101)) + [100] * 101 and stream.num_tokens_before(7) == 0
+    assert tokens.num_reads < 400
+
+
 def test_a_stop_string_within_the_first_min_tokens_does_not_count(tokenizer):
     ids = [tokenizer.encode(letter)[0] for letter in "abcabc"]
     for min_tokens, text in ((0, "a"), (2, "a"), (3, "abca"), (5, "abca"), (6, "abcabc")):

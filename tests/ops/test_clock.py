@@ -1,5 +1,7 @@
 """The clock around ops: same results, time in the right group."""
 
+import sys
+import threading
 import time
 
 import torch
@@ -34,6 +36,40 @@ def test_time_goes_to_the_group_of_the_op_and_is_handed_out_once():
     taken = clock.take()
     assert list(taken) == ["sampling"] and 0.04 <= taken["sampling"] <= time.perf_counter() - started
     assert clock.take() == {}
+
+
+def test_no_time_is_lost_that_another_thread_collects(monkeypatch):
+    """Each call takes a second of its own thread's clock."""
+    own = threading.local()
+
+    def second() -> float:
+        own.now = getattr(own, "now", 0) + 1
+        return own.now
+
+    monkeypatch.setattr("deepinfer.ops.clock.time.perf_counter", second)
+    clock, taken, interval = OpClock(torch.device("cpu")), [], sys.getswitchinterval()
+
+    def best_logprobs(logits):
+        return logits
+
+    def best_tokens(logits):
+        return logits
+
+    quick = {"best_logprobs": best_logprobs, "best_tokens": best_tokens}
+    ops = clock.around(build({"reference": reference_ops("fast"), "quick": quick}))
+    calls = (lambda: ops.best_logprobs(1)), (lambda: ops.best_tokens(1))
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=lambda op=op: [op() for _ in range(10_000)]) for op in calls]
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads):
+            taken.append(clock.take_ops())
+    finally:
+        sys.setswitchinterval(interval)
+    taken.append(clock.take_ops())
+    names = "best_logprobs", "best_tokens"
+    assert [sum(one.get(name, 0) for one in taken) for name in names] == [10_000] * 2
 
 
 def test_an_engine_with_timed_ops_answers_the_same_and_tells_their_time():

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import warnings
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -15,9 +18,9 @@ from deepinfer import LLM, SamplingParams
 from deepinfer.backends.cuda.device import runs_hopper_ops
 from deepinfer.cache.pools import CachePools
 from deepinfer.config.engine import EngineConfig
-from deepinfer.messages import StepPlan
+from deepinfer.messages import SlotSetup, StepPlan
 from deepinfer.runner.build import build_runner
-from deepinfer.runner.graph_cache import RIPE
+from deepinfer.runner.graph_cache import RIPE, CudaRecorder, GraphCache
 from deepinfer.runner.graph_shapes import StepShape, padded, padded_batch
 from deepinfer.runner.lines import Lines
 from deepinfer.runner.model import Computed
@@ -71,7 +74,8 @@ def test_a_plan_is_packed_with_a_row_for_the_tokens_that_are_too_many() -> None:
     assert views == [
         [7, 600, 601, 602, 603, 0, 1, 2], [0, 1, 1, 1, 1, 2, 2, 2], [0, 1, 5, 8, 8], [7, 600, 0, 0], [3, 5, 0, 0],
     ]  # fmt: skip
-    assert all(offset % 4 == 0 for offset in shape.offsets), "what kernels read begins at multiples of 16 bytes"
+    places = [view.storage_offset() for view in shape.views(torch.from_numpy(shape.pack(plan)))]
+    assert all(place % 4 == 0 for place in places), "what kernels read begins at multiples of 16 bytes"
 
 
 def test_a_full_shape_has_no_padding_and_the_table_is_the_most() -> None:
@@ -194,6 +198,20 @@ def test_an_engine_with_captured_steps_gives_the_same_answers(
     assert found[0] == found[1] and all(len(answer) == 12 for answer in found[0])
 
 
+def test_an_engine_whose_steps_cannot_be_captured_gives_the_same_answers(
+    monkeypatch: pytest.MonkeyPatch, recorder: FakeRecorder
+) -> None:
+    broken = FakeRecorder(errors=itertools.repeat(torch.AcceleratorError("CUDA error: unspecified launch failure")))
+    monkeypatch.setattr("deepinfer.runner.build.CudaRecorder", lambda: broken)
+    found = []
+    for is_eager in (True, False):
+        with LLM(
+            goldens.CHECKPOINT, enforce_eager=is_eager, device="cpu", max_num_requests=8, draft_scheduling=False
+        ) as llm:
+            found.append([output.token_ids for output in llm.generate(mixed_prompts(12), MIXED)])
+    assert found[0] == found[1] and broken.num_recorded > 1 and broken.num_replays == 0
+
+
 def test_drafts_of_a_captured_pass_are_the_same_further_on(recorder: FakeRecorder) -> None:
     """With torch's ops, whose attention is told how far the batch reaches."""
     options = {"device": "cpu", "precision": "float32", "max_num_requests": 1, "draft_scheduling": False}
@@ -225,13 +243,81 @@ def test_a_captured_step_never_waits_for_the_device(monkeypatch: pytest.MonkeyPa
     runner, _ = make_runner(monkeypatch, device="cuda", enforce_eager=False)
     for _ in range(RIPE):
         runner.compute(PLANS[0], Lines.of(PLANS[0]), feeds_draft=True)
+    with waiting_is_an_error():
+        runner.compute(PLANS[0], Lines.of(PLANS[0]), feeds_draft=True)
+
+
+@contextlib.contextmanager
+def waiting_is_an_error() -> Iterator[None]:
+    """On a card, whatever makes the host wait for the device raises; events that are waited for do not count."""
+    if DEVICE.type != "cuda":
+        yield
+        return
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that this mode is a prototype
         torch.cuda.set_sync_debug_mode("error")
     try:
-        runner.compute(PLANS[0], Lines.of(PLANS[0]), feeds_draft=True)
+        yield
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=on_card)])
+def test_a_step_waits_for_its_tokens_and_drafts_alone(
+    monkeypatch: pytest.MonkeyPatch, device: str, temperature: float
+) -> None:
+    """Drawing, checking and drafting included; each step checks the drafts of the one before."""
+    runner, _ = make_runner(monkeypatch, device=device)
+    params = SamplingParams(temperature=temperature, max_tokens=100, ignore_eos=True, seed=1)
+    plan = decode_plan([1, 2], [130, 33], [3, 3])
+    plan.setups = [
+        SlotSetup(slot, params, known, np.ones(known, dtype=np.int32)) for slot, known in ((1, 131), (2, 34))
+    ]
+    assert runner.speculation is not None
+    runner.speculation.progress.starts[[1, 2]] = plan.starts
+    num_tokens, num_checked = 0, 0
+    for step in range(3 * RIPE):
+        with waiting_is_an_error() if step >= 2 * RIPE else contextlib.nullcontext():
+            result = runner.execute(plan)
+        plan.setups = []
+        assert result.num_tokens is not None and result.num_checked is not None and result.is_finite.all()
+        assert result.num_checked.tolist() == ([0, 0] if step == 0 else [2, 2])
+        num_tokens, num_checked = num_tokens + len(result.token_ids), num_checked + int(result.num_checked.sum())
+    starts = runner.speculation.progress.starts[[1, 2]]
+    assert starts.sum() == plan.starts.sum() + num_tokens and num_checked == 2 * 2 * (3 * RIPE - 1)
+
+
+@on_card
+def test_after_a_capture_that_failed_steps_run_and_others_are_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner, _ = make_runner(monkeypatch, device="cuda", enforce_eager=False)
+    expected = without_graphs(runner, PLANS[0]).logits
+    broken = torch.zeros(4, device=DEVICE)
+    cache = GraphCache(CudaRecorder(), 1 << 30)
+
+    def waits() -> None:
+        torch.empty(1 << 20, device=DEVICE).fill_(1)
+        if torch.cuda.is_current_stream_capturing():
+            broken.sum().item()
+
+    def adds() -> None:
+        broken.add_(1)
+
+    assert [cache.find("waits", lambda: cache.recorder.record(waits)) for _ in range(RIPE)] == [None] * RIPE
+    for _ in range(RIPE):
+        replay = cache.find("adds", lambda: cache.recorder.record(adds))
+    assert replay is not None
+    replay()
+    assert broken.tolist() == [2] * 4
+
+    def takes() -> None:
+        torch.empty(1 << 22, device=DEVICE).fill_(1)
+
+    before = cache.recorder.num_bytes
+    cache.recorder.record(takes)
+    assert cache.recorder.num_bytes - before >= 1 << 24
+    for _ in range(2 * RIPE):
+        assert torch.equal(runner.compute(PLANS[0], Lines.of(PLANS[0]), feeds_draft=False).logits, expected)
 
 
 @on_card

@@ -135,9 +135,9 @@ def test_tiny_temperatures_act_as_zero():
     assert slots.rows(both, both, 4).is_random.tolist() == [False, True]
 
 
-def plain_draws(*params: SamplingParams, positions=(1, 2)):
+def plain_draws(*params: SamplingParams, start=0):
     slots = np.arange(1, len(params) + 1, dtype=np.int32)
-    return sampler_with(*params).plain_draws(slots, np.tile(np.array(positions, np.int32), (len(params), 1)))
+    return sampler_with(*params).plain_draws(slots, np.full_like(slots, start))
 
 
 def test_plain_rows_tell_temperature_and_seed():
@@ -156,7 +156,16 @@ def test_one_row_with_stages_or_a_given_answer_makes_none_of_them_plain(fields):
     assert plain_draws(RANDOM, replace(RANDOM, **fields)) is None
 
 
+def test_a_new_occupant_is_asked_whether_it_is_plain():
+    sampler, slots, starts = sampler_with(RANDOM, RANDOM), np.array([1, 2], np.int32), np.array([0, 0], np.int32)
+    assert sampler.plain_draws(slots, starts) is not None
+    sampler.set_slot(setup(2, replace(RANDOM, top_k=3)))
+    assert sampler.plain_draws(slots, starts) is None and sampler.plain_draws(slots[:1], starts[:1]) is not None
+    sampler.set_slot(setup(2, replace(GREEDY, min_tokens=3)))
+    assert sampler.plain_draws(slots, starts) is None and sampler.plain_draws(slots, starts + 2) is not None
+
+
 def test_a_row_is_plain_once_it_may_end():
     waiting = replace(GREEDY, min_tokens=3)
-    assert plain_draws(waiting, positions=(3, 4)) is not None
-    assert plain_draws(waiting, positions=(2, 3)) is None
+    assert plain_draws(waiting, start=2) is not None
+    assert plain_draws(waiting, start=1) is None

@@ -46,6 +46,7 @@ class RequestStream:
         self._end_ids = frozenset(params.stop_token_ids + (() if params.ignore_eos else tokenizer.eos_ids))
         self._finished: Finished | None = None
         self._token_ids: list[int] = []
+        self._places_without: dict[int, int] = {}  # so many tokens from the start on are not this one
         self._logprobs: list[TokenLogprobs] | None = None if params.logprobs is None else []
         self._prompt_logprobs: list[TokenLogprobs | None] | None = None if params.prompt_logprobs is None else [None]
         self._num_taken_prompt = 0
@@ -86,7 +87,11 @@ class RequestStream:
 
     def num_tokens_before(self, token_id: int) -> int:
         """Tokens of the answer before the first one with this id; all of them if none has it."""
-        return self._token_ids.index(token_id) if token_id in self._token_ids else len(self._token_ids)
+        tokens, place = self._token_ids, self._places_without.get(token_id, 0)
+        while place < len(tokens) and tokens[place] != token_id:
+            place += 1
+        self._places_without[token_id] = place
+        return place
 
     @property
     def refusal(self) -> str | None:

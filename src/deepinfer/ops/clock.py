@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -31,11 +32,13 @@ class OpClock:
     """Collects seconds of ops, each from its first work to its last; does so while `is_on`.
 
     On a CUDA device two events around each op take the time, and the host waits for them when it asks. So it works in
-    a captured step too: its times are those of the last replay.
+    a captured step too: its times are those of the last replay. What was collected is changed under a lock: images are
+    encoded by a thread of their own.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.is_on, self._is_cuda = True, device.type == "cuda"
+        self._lock = threading.Lock()
         self._seconds: dict[str, float] = defaultdict(float)  # by op
         self._events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
 
@@ -56,25 +59,29 @@ class OpClock:
 
     def take_ops(self) -> dict[str, float]:
         """Seconds by op since the last call of either."""
-        if self._events:
+        with self._lock:
+            seconds, events = self._seconds, self._events
+            self._seconds, self._events = defaultdict(float), []
+        if events:
             torch.cuda.synchronize()
-        for name, begin, end in self._events:
-            self._seconds[name] += begin.elapsed_time(end) / 1e3
-        taken = dict(self._seconds)
-        self.clear()
-        return taken
+        for name, begin, end in events:
+            seconds[name] += begin.elapsed_time(end) / 1e3
+        return dict(seconds)
 
     def clear(self) -> None:
         """Forget what was collected."""
-        self._seconds.clear()
-        self._events.clear()
+        with self._lock:
+            self._seconds.clear()
+            self._events.clear()
 
     def _timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*arguments: Any) -> Any:
             start = time.perf_counter()
             result = function(*arguments)
+            seconds = time.perf_counter() - start
             if self.is_on:
-                self._seconds[name] += time.perf_counter() - start
+                with self._lock:
+                    self._seconds[name] += seconds
             return result
 
         return timed
@@ -87,7 +94,8 @@ class OpClock:
             begin.record()
             result = function(*arguments)
             end.record()
-            self._events.append((name, begin, end))
+            with self._lock:
+                self._events.append((name, begin, end))
             return result
 
         return timed

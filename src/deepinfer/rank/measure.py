@@ -8,6 +8,7 @@ of accepted drafts; nothing is exchanged between ranks, and no rank waits for an
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
 from dataclasses import dataclass
@@ -98,8 +99,8 @@ class Rank:
         logits = logits_memory(num_requests, num_drafts, self.config.vocab_size, device)
         graphs = GraphCache(CudaRecorder(), graph_bytes(device))
         self._runner = Runner(bound, builder, sampler, graphs=StepGraphs(bound, ops, builder, graphs, logits))
-        head = DraftGraphs(bound.draft, graphs, logits)
-        self._drafting = Speculation(head, builder, sampler, CheckAll(), num_requests, num_drafts, ())
+        drafts = DraftGraphs(bound.draft, builder, num_drafts, graphs, logits)
+        self._drafting = Speculation(drafts, builder, sampler, CheckAll(), num_requests, ())
         self._runner.speculation = self._drafting
 
     def decode(self, num_requests: int, repeats: int) -> Case:
@@ -136,17 +137,19 @@ class Rank:
         return self._case("prefill", plan, work, wall, host, self._clock.take_ops(), num_tokens)
 
     def _steps(self, plan: StepPlan, warm: int, repeats: int) -> tuple[list[float], list[float]]:
-        """Seconds of each step, and of them those until its kernels were queued."""
-        wall, host = [], []
+        """Seconds of each step, and of them those until its kernels were queued.
+
+        They follow one another as in an engine that has work: what the host does while the device drafts takes no time.
+        """
+        torch.cuda.synchronize()
+        ends, host = [time.perf_counter()], []
         for _ in range(warm + repeats):
-            torch.cuda.synchronize()
             started = time.perf_counter()
             forwarded = self._runner.forward(plan)
-            queued = time.perf_counter()
+            host.append(time.perf_counter() - started)
             self._runner.sample(forwarded)
-            torch.cuda.synchronize()
-            wall.append(time.perf_counter() - started)
-            host.append(queued - started)
+            ends.append(time.perf_counter())
+        wall = [after - before for before, after in itertools.pairwise(ends)]
         return wall[warm:], host[warm:]
 
     def _captured_ops(self, plan: StepPlan) -> dict[str, float]:

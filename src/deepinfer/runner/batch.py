@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch import Tensor
 from deepinfer.messages import Int32, StepPlan
 from deepinfer.ops.batch import ForwardBatch, TokenBatch
 from deepinfer.ops.table import Ops
+from deepinfer.ops.transfer import to_device
 
 
 class BatchBuilder:
@@ -24,7 +26,6 @@ class BatchBuilder:
     def __init__(self, ops: Ops, num_slots: int, max_columns: int, block_tokens: int, token_ring: Tensor, window: int):
         self._ops = ops
         self.device = token_ring.device
-        self._is_host = self.device.type == "cpu"
         self.block_tokens = block_tokens
         self.block_table = torch.zeros(num_slots + 1, max_columns, dtype=torch.int32, device=self.device)
         self.token_ring = token_ring  # [slots, length] int32
@@ -76,6 +77,11 @@ class BatchBuilder:
     def store(self, token_ids: Tensor, slots: Int32, positions: Int32) -> None:
         """Leave new tokens [n] int64 where the next step looks for them."""
         self._ops.write_tokens(token_ids, self.token_ring, slots, positions)
+
+    def store_ahead(self, token_ids: Tensor, batch: TokenBatch) -> None:
+        """Leave drafts [rows, places] int64 of a block's rows there: each behind the place that it was drawn at."""
+        ahead = replace(batch, positions=batch.positions + 1, row_starts=batch.row_starts + 1)
+        self._ops.store_tokens(token_ids.flatten(), ahead, self.token_ring)
 
     def _places(
         self, plan: StepPlan, is_single: bool
@@ -134,14 +140,8 @@ class BatchBuilder:
         return self.on_device(values.astype(np.int64, copy=False))
 
     def on_device(self, values: NDArray[Any]) -> Tensor:
-        """Numbers of the host on the device, which is not waited for; no copy where both are one."""
-        pinned = self.pinned(values)
-        return pinned if self._is_host else pinned.to(self.device, non_blocking=True)
-
-    def pinned(self, values: NDArray[Any]) -> Tensor:
-        """Numbers of the host where a copy to the device need not wait for it."""
-        tensor = torch.from_numpy(values)
-        return tensor if self._is_host else tensor.pin_memory()
+        """See `to_device`."""
+        return to_device(values, self.device)
 
 
 def logit_positions(plan: StepPlan, offsets: NDArray[np.integer]) -> NDArray[np.int64]:

@@ -23,12 +23,13 @@ from deepinfer.images.geometry import ImageGeometry
 from deepinfer.model.registry import architecture_of, load_module
 from deepinfer.runner.batch import BatchBuilder
 from deepinfer.runner.draft_graphs import DraftGraphs
+from deepinfer.runner.drafts import Drafts
 from deepinfer.runner.graph_cache import CudaRecorder, GraphCache
 from deepinfer.runner.graphs import StepGraphs, logits_memory
 from deepinfer.runner.images import ImageEncoder
 from deepinfer.runner.memory import check_memory, count_blocks, graph_bytes
 from deepinfer.runner.runner import Runner
-from deepinfer.runner.speculation import DraftHead, Speculation
+from deepinfer.runner.speculation import Speculation
 from deepinfer.runner.step_costs import step_costs
 from deepinfer.sampling.sampler import Sampler
 from deepinfer.speculate.policy import CheckAll, CheckWorthwhile, DraftPolicy
@@ -147,7 +148,9 @@ def build_runner(config: EngineConfig, folder: Path, eos_ids: Sequence[int] | No
     if is_captured:
         runner.graphs = StepGraphs(bound, ops, builder, graphs, logits)
     if num_drafts:
-        head: DraftHead = DraftGraphs(bound.draft, graphs, logits) if is_captured else bound.draft
+        drafts = Drafts(bound.draft, builder, num_drafts)
+        if is_captured:
+            drafts = DraftGraphs(bound.draft, builder, num_drafts, graphs, logits)
         policy: DraftPolicy = CheckAll()
         # Choices by time change batches, and with ops that are not batch-invariant last bits. The precisions that
         # are for comparing repeat a request exactly instead; and op checks take times of their own.
@@ -156,9 +159,9 @@ def build_runner(config: EngineConfig, folder: Path, eos_ids: Sequence[int] | No
             key = (
                 f"{folder.resolve()} {options.layers} {options.precision} {device} {ops.origin} {threads} {is_captured}"
             )
-            policy = CheckWorthwhile(num_drafts, *step_costs(runner, head, num_slots, num_drafts, key))
+            policy = CheckWorthwhile(num_drafts, *step_costs(runner, drafts, num_slots, key))
         runner.speculation = Speculation(
-            head, builder, sampler, policy, num_slots, num_drafts, eos_ids, config.speculate.draft_acceptance
+            drafts, builder, sampler, policy, num_slots, eos_ids, config.speculate.draft_acceptance
         )
     step_tokens, prefill_tokens = _step_sizes(config.scheduler, model_config.images, short_prefill(device, ops))
     return BuiltRunner(

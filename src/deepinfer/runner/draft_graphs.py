@@ -1,24 +1,33 @@
-"""The pass over blocks of drafts as CUDA graphs, and with it the draws of all drafts where nothing changes logits."""
+"""The pass over blocks of drafts as CUDA graphs, and with it the draws of all drafts where nothing changes logits.
+
+All numbers of a pass lie in one buffer that a single copy fills; the rest is worked out on the device.
+"""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from deepinfer.messages import Int32
 from deepinfer.ops.batch import TokenBatch
+from deepinfer.ops.transfer import Staged
 from deepinfer.ops.values import DrawKeys
+from deepinfer.runner.batch import BatchBuilder
+from deepinfer.runner.drafts import DraftHead, DraftRows, Drafts
 from deepinfer.runner.graph_cache import GraphCache
-from deepinfer.runner.graph_shapes import padded
-from deepinfer.runner.speculation import DraftHead
+from deepinfer.runner.graph_shapes import ALIGNMENT, padded
+from deepinfer.sampling.sampler import PlainDraws
 
 Kind = Literal["logits", "likeliest", "drawn"]  # what the pass gives
+NUM_COLUMNS = 7  # numbers of a row: slot, newest token, start, window start, temperature, two halves of the seed
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class BlockShape:
     """What decides the kernels of a pass."""
 
@@ -26,87 +35,101 @@ class BlockShape:
     num_places: int
     kind: Kind
 
+    @property
+    def stride(self) -> int:
+        """Numbers from one column in the buffer to the next."""
+        return -(-self.num_rows // ALIGNMENT) * ALIGNMENT
 
-@dataclasses.dataclass(frozen=True)
+    def pack(self, rows: DraftRows, draws: PlainDraws | None) -> Int32:
+        """The numbers of some rows; those that are too many belong to the padding slot."""
+        numbers, count = np.zeros((NUM_COLUMNS, self.stride), dtype=np.int32), len(rows)
+        numbers[:4, :count] = rows.slots, rows.newest, rows.starts, rows.window_starts
+        if draws is not None:
+            numbers[4, :count] = draws.temperature.view(np.int32)
+            numbers[5:].reshape(-1).view(np.int64)[:count] = draws.seeds
+        return numbers.reshape(-1)
+
+    def views(self, numbers: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """slots, newest tokens, starts, window starts [rows] int32, temperature float32, seeds int64."""
+        columns = numbers[: NUM_COLUMNS * self.stride].view(NUM_COLUMNS, self.stride)
+        slots, newest, starts, window_starts, heat = columns[:5, : self.num_rows]
+        return (
+            slots, newest, starts, window_starts, heat.view(torch.float32),
+            columns[5:].flatten().view(torch.int64)[: self.num_rows],
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
 class Block:
-    """A captured pass: what it reads, which is filled in before each replay, and the two results."""
+    """A captured pass, its two results, and what it reads that never changes."""
 
-    tokens: Tensor  # [rows] int64
-    batch: TokenBatch
-    keys: DrawKeys  # of rows; used where tokens are drawn
     replay: Callable[[], None]
     results: list[Tensor]
+    constants: tuple[Tensor, ...]
 
 
-class DraftGraphs:
+class DraftGraphs(Drafts):
     """A draft head whose passes over blocks are captured; results are valid until the next pass or step.
 
     logits: [most, vocab] float32, memory for those of blocks; it may be that of a step's logits.
     """
 
-    def __init__(self, head: DraftHead, graphs: GraphCache, logits: Tensor) -> None:
-        self._head, self._graphs, self._logits = head, graphs, logits
+    def __init__(
+        self, head: DraftHead, builder: BatchBuilder, num_places: int, graphs: GraphCache, logits: Tensor
+    ) -> None:
+        super().__init__(head, builder, num_places)
+        self._graphs, self._logits = graphs, logits
+        self._staged = Staged(NUM_COLUMNS * (len(logits) + ALIGNMENT), builder.device)
 
-    def block(self, tokens: Tensor, batch: TokenBatch) -> tuple[Tensor, Tensor]:
-        """See `DraftHead`."""
-        return self._run(tokens, batch, "logits", None) or self._head.block(tokens, batch)
+    def block(self, rows: DraftRows) -> tuple[Tensor, Tensor]:
+        """See `Drafts`."""
+        return self._run(rows, "logits", None) or super().block(rows)
 
-    def draft(self, tokens: Tensor, batch: TokenBatch, keys: DrawKeys | None) -> tuple[Tensor, Tensor]:
-        """See `DraftHead`."""
-        kind: Kind = "likeliest" if keys is None else "drawn"
-        return self._run(tokens, batch, kind, keys) or self._head.draft(tokens, batch, keys)
+    def draft(self, rows: DraftRows, draws: PlainDraws) -> tuple[Tensor, Tensor]:
+        """See `Drafts`."""
+        kind: Kind = "drawn" if draws.temperature.any() else "likeliest"
+        return self._run(rows, kind, draws) or super().draft(rows, draws)
 
-    def next(self, logits: Tensor, x: Tensor, previous: Tensor) -> tuple[Tensor, Tensor]:
-        """See `DraftHead`."""
-        return self._head.next(logits, x, previous)
-
-    def _run(
-        self, tokens: Tensor, batch: TokenBatch, kind: Kind, keys: DrawKeys | None
-    ) -> tuple[Tensor, Tensor] | None:
-        """Rows that are too many belong to the padding slot."""
-        num_rows, num_places = len(tokens), batch.num_tokens // len(tokens)
-        shape = BlockShape(padded(num_rows), num_places, kind)
-        if shape.num_rows * num_places > len(self._logits):
+    def _run(self, rows: DraftRows, kind: Kind, draws: PlainDraws | None) -> tuple[Tensor, Tensor] | None:
+        shape = BlockShape(padded(len(rows)), self.num_places, kind)
+        if shape.num_rows * shape.num_places > len(self._logits):
             return None
-        block = self._graphs.find(shape, lambda: self._record(shape, batch))
+        block = self._graphs.find(shape, lambda: self._record(shape))
         if block is None:
             return None
-        block.tokens[:num_rows] = tokens
-        for name in ("row_starts", "row_slots", "window_starts"):
-            getattr(block.batch, name)[:num_rows] = getattr(batch, name)
-            getattr(block.batch, name)[num_rows:] = 0
-        block.batch.positions[: batch.num_tokens] = batch.positions
-        if keys is not None:
-            for name in ("temperature", "seeds", "positions"):
-                getattr(block.keys, name)[:num_rows] = getattr(keys, name)
+        self._staged.send(shape.pack(rows, draws))
         block.replay()
-        first, second = (result[: len(result) // shape.num_rows * num_rows] for result in block.results)
+        first, second = (result[: len(result) // shape.num_rows * len(rows)] for result in block.results)
         return first, second
 
-    def _record(self, shape: BlockShape, like: TokenBatch) -> Block:
-        device, num_rows = like.positions.device, shape.num_rows
+    def _record(self, shape: BlockShape) -> Block:
+        num_rows, num_places, device = shape.num_rows, shape.num_places, self._builder.device
+        place = torch.arange(num_places, dtype=torch.int32, device=device)
         count = torch.arange(num_rows + 1, dtype=torch.int32, device=device)
-        batch = dataclasses.replace(
-            like,
-            positions=torch.arange(shape.num_places, dtype=torch.int32, device=device).repeat(num_rows),
-            rows=count[:-1].repeat_interleave(shape.num_places),
-            row_offsets=count * shape.num_places,
-            row_starts=torch.zeros_like(count[:-1]),
-            row_slots=torch.zeros_like(count[:-1]),
-            block_table=like.block_table[:1].expand(num_rows, -1),
-            window_starts=torch.zeros_like(count[:-1]),
-            max_position=torch.iinfo(torch.int32).max,  # later passes stand further on than this one
-        )
-        tokens = torch.zeros(num_rows, dtype=torch.int64, device=device)
-        keys = DrawKeys(torch.zeros(num_rows, device=device), torch.zeros_like(tokens), torch.zeros_like(tokens))
+        owners, offsets = count[:-1].repeat_interleave(num_places), count * num_places
+        self._staged.send(np.zeros(NUM_COLUMNS * shape.stride, dtype=np.int32))
         results: list[Tensor] = []
 
         def passes() -> None:
-            own = dataclasses.replace(batch)  # what ops derive is made anew in the graph
-            if shape.kind != "logits":
-                results[:] = self._head.draft(tokens, own, keys if shape.kind == "drawn" else None)
+            slots, newest, starts, window_starts, heat, seeds = shape.views(self._staged.numbers)
+            batch = TokenBatch(
+                positions=(starts.unsqueeze(1) + place).flatten(),
+                rows=owners,
+                row_offsets=offsets,
+                row_starts=starts,
+                row_slots=slots,
+                block_table=self._builder.block_table[:1, :1].expand(num_rows, 1),
+                window_starts=window_starts,
+                block_tokens=self._builder.block_tokens,
+                max_position=torch.iinfo(torch.int32).max,  # of any later pass
+                is_block=True,
+            )
+            if shape.kind == "logits":
+                x, logits = self._head.block(newest.long(), batch)
+                results[:] = x, self._logits[: len(logits)].copy_(logits)
                 return
-            x, logits = self._head.block(tokens, own)
-            results[:] = x, self._logits[: len(logits)].copy_(logits)
+            keys = DrawKeys(heat, seeds, starts.long() + 1) if shape.kind == "drawn" else None
+            results[:] = self._head.draft(newest.long(), batch, keys)
+            self._builder.store_ahead(results[0], batch)
 
-        return Block(tokens, batch, keys, self._graphs.recorder.record(passes), results)
+        return Block(self._graphs.recorder.record(passes), results, (place, owners, offsets))

@@ -2,11 +2,13 @@
 
 Recording costs a few times what running the same kernels one by one costs, and every graph takes memory. So work is
 recorded only when its shape has come several times, and what was used longest ago goes first. A shape that was
-dropped counts from zero again: however a load changes, recording stays a bounded share of its time.
+dropped counts from zero again: however a load changes, recording stays a bounded share of its time. What cannot be
+recorded runs without a graph.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Hashable
 from typing import Any, Protocol, TypeVar
@@ -14,6 +16,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 from deepinfer import log
+from deepinfer.backends.cuda.native import BuildError
 
 logger = log.get(__name__)
 RIPE = 4  # times that a shape comes until it is recorded
@@ -32,7 +35,7 @@ class Recorder(Protocol):
     def record(self, call: Callable[[], None]) -> Callable[[], None]:
         """What queues the kernels of a call; they read and write the same memory each time.
 
-        Raises torch.OutOfMemoryError where the device has too little left; work can go on after it.
+        Raises RuntimeError or BuildError where that fails, most often for want of memory; work can go on after it.
         """
         ...
 
@@ -56,17 +59,29 @@ class CudaRecorder:
     def record(self, call: Callable[[], None]) -> Callable[[], None]:
         call()  # compiles what it needs
         graph, outside = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
-        before = torch.cuda.memory_reserved()
         self._stream.wait_stream(outside)
         with torch.cuda.stream(self._stream):  # `torch.cuda.graph` would also wait and empty the allocator's cache
             graph.capture_begin(self._pool, "thread_local")
             try:
                 call()
-            finally:
                 graph.capture_end()
+            except BaseException:
+                self._give_up(graph)
+                raise
         outside.wait_stream(self._stream)
-        self._num_bytes += torch.cuda.memory_reserved() - before
+        self._num_bytes = sum(  # of this pool alone: another thread may take memory for images meanwhile
+            segment["total_size"]
+            for segment in torch.cuda.memory_snapshot()
+            if tuple(segment["segment_pool_id"]) == tuple(self._pool)
+        )
         return graph.replay
+
+    def _give_up(self, graph: torch.cuda.CUDAGraph) -> None:
+        """End a capture wherever it failed: for the stream, and for the allocator, which a broken end forgets."""
+        with contextlib.suppress(RuntimeError):
+            graph.capture_end()
+        with contextlib.suppress(RuntimeError):
+            torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), self._pool)
 
     def reset(self) -> None:
         torch.cuda.synchronize()
@@ -82,7 +97,7 @@ class GraphCache:
         self._max_bytes, self._max_graphs = max_bytes, max_graphs
         self._seen: Counter[Hashable] = Counter()
         self._found: dict[Hashable, Any] = {}  # what was used last comes last
-        self._too_large: set[Hashable] = set()
+        self._refused: set[Hashable] = set()
 
     def __len__(self) -> int:
         return len(self._found)
@@ -94,24 +109,29 @@ class GraphCache:
         """
         found: Value | None = self._found.pop(shape, None)
         if found is None:
-            if not self._is_ripe(shape):
-                return None
-            try:
-                found = record()
-                fits = self.recorder.num_bytes <= self._max_bytes
-            except torch.OutOfMemoryError:
-                fits = False
-            if not fits:  # not in the handler: the error holds on to memory
-                found = None
-                self._drop_all(shape)
+            found = self._recorded(shape, record) if self._is_ripe(shape) else None
+            if found is None:
                 return None
             if len(self._found) >= self._max_graphs:
                 del self._found[next(iter(self._found))]
         self._found[shape] = found
         return found
 
+    def _recorded(self, shape: Hashable, record: Callable[[], Value]) -> Value | None:
+        """What `record` gives; None where it fails or takes too much, and then no graph is left."""
+        found, failure = None, ""
+        try:
+            found = record()
+        except (RuntimeError, BuildError) as error:  # no more is done here, since the error holds on to memory
+            failure = str(error).strip().partition("\n")[0] or type(error).__name__
+        if found is not None and self.recorder.num_bytes <= self._max_bytes:
+            return found
+        found = None
+        self._drop_all(shape, failure)
+        return None
+
     def _is_ripe(self, shape: Hashable) -> bool:
-        if shape in self._too_large:
+        if shape in self._refused:
             return False
         self._seen[shape] += 1
         if self._seen[shape] < RIPE:
@@ -119,13 +139,21 @@ class GraphCache:
         del self._seen[shape]
         return True
 
-    def _drop_all(self, newest: Hashable) -> None:
-        """Graphs share memory, so one of them gives none back; a shape that is too large alone is never tried again."""
-        if not self._found:
-            self._too_large.add(newest)
-        logger.info(
-            "graphs hold more than %.1f MiB, or than the device has left; all %d are dropped",
-            self._max_bytes / 2**20, len(self._found) + 1,
-        )  # fmt: skip
+    def _drop_all(self, newest: Hashable, failure: str) -> None:
+        """Graphs share memory, so one of them gives none back.
+
+        failure: why the newest was not recorded; empty = it was, and is too much. A shape that is too large alone is
+        never tried again, nor one that fails for another reason than memory.
+        """
+        lacks_memory = not failure or "out of memory" in failure
+        if not (self._found and lacks_memory):
+            self._refused.add(newest)
+        if lacks_memory:
+            logger.info(
+                "graphs hold more than %.1f MiB, or than the device has left; all %d are dropped",
+                self._max_bytes / 2**20, len(self._found) + 1,
+            )  # fmt: skip
+        else:
+            log.warn_once(__name__, f"no CUDA graph of a step ({failure}); its kernels are launched one by one")
         self._found.clear()
         self.recorder.reset()

@@ -6,8 +6,8 @@ buffer that a single copy fills. What is too many belongs to the padding slot, w
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import torch
@@ -55,34 +55,39 @@ class StepShape:
             columns *= 4
         return cls(num_tokens, num_rows, min(columns, max_columns), feeds_draft)
 
-    @cached_property
-    def sizes(self) -> tuple[int, ...]:
-        """Of positions, rows, row_offsets, row_starts and row_slots in the buffer."""
-        return self.num_tokens, self.num_tokens, self.num_rows + 1, self.num_rows, self.num_rows
-
-    @cached_property
-    def offsets(self) -> tuple[int, ...]:
-        """Where each of them begins, and the end."""
-        aligned = [-(-size // ALIGNMENT) * ALIGNMENT for size in self.sizes]
-        return tuple(sum(aligned[:place]) for place in range(len(aligned) + 1))
-
     def pack(self, plan: StepPlan) -> Int32:
         """The numbers of a plan; of nothing but padding when it has no rows."""
-        num_rows, numbers = plan.num_rows, np.zeros(self.offsets[-1], dtype=np.int32)
-        positions, rows, offsets, starts, slots = (
-            numbers[begin : begin + size] for begin, size in zip(self.offsets, self.sizes, strict=False)
-        )
+        num_rows, layout = plan.num_rows, _layout(self.num_tokens, self.num_rows)
+        numbers = np.zeros(layout.size, dtype=np.int32)
+        positions, rows, offsets, starts, slots = (numbers[part] for part in layout.parts)
         starts[:num_rows], slots[:num_rows] = plan.starts, plan.slots
         plan.counts.cumsum(dtype=np.int32, out=offsets[1 : num_rows + 1])
         offsets[num_rows + 1 :] = self.num_tokens  # a row of what is too much, then rows of nothing
-        counts = offsets[1:] - offsets[:-1]
-        rows[:] = np.arange(self.num_rows, dtype=np.int32).repeat(counts)
-        positions[:] = np.arange(self.num_tokens, dtype=np.int32) + (starts - offsets[:-1]).repeat(counts)
+        rows[:] = layout.count[: self.num_rows].repeat(np.diff(offsets))
+        np.add(layout.count, (starts - offsets[:-1])[rows], out=positions)
         return numbers
 
     def views(self, numbers: Tensor) -> list[Tensor]:
         """positions, rows, row_offsets, row_starts, row_slots."""
-        return [numbers[begin : begin + size] for begin, size in zip(self.offsets, self.sizes, strict=False)]
+        return [numbers[part] for part in _layout(self.num_tokens, self.num_rows).parts]
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Where the five lie in the buffer, in the order of `views`, its size, and 0 .. num_tokens - 1."""
+
+    parts: tuple[slice, ...]
+    size: int
+    count: Int32
+
+
+@functools.lru_cache(maxsize=256)
+def _layout(num_tokens: int, num_rows: int) -> _Layout:
+    begin, parts = 0, []
+    for size in (num_tokens, num_tokens, num_rows + 1, num_rows, num_rows):
+        parts.append(slice(begin, begin + size))
+        begin += -(-size // ALIGNMENT) * ALIGNMENT
+    return _Layout(tuple(parts), begin, np.arange(num_tokens, dtype=np.int32))
 
 
 def padded_batch(shape: StepShape, numbers: Tensor, builder: BatchBuilder) -> ForwardBatch:

@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from deepinfer.messages import Int32, StepPlan
+from deepinfer.messages import StepPlan
 from deepinfer.ops.table import Ops
+from deepinfer.ops.transfer import Staged
 from deepinfer.runner.batch import BatchBuilder
 from deepinfer.runner.graph_cache import GraphCache
 from deepinfer.runner.graph_shapes import ALIGNMENT, StepShape, padded, padded_batch
@@ -36,7 +37,7 @@ class StepGraphs:
     def __init__(self, model: Model, ops: Ops, builder: BatchBuilder, graphs: GraphCache, logits: Tensor) -> None:
         self._model, self._ops, self._builder, self._graphs = model, ops, builder, graphs
         self._logits = logits
-        self._numbers = torch.zeros(8 * (len(logits) + ALIGNMENT), dtype=torch.int32, device=builder.device)
+        self._staged = Staged(8 * (len(logits) + ALIGNMENT), builder.device)
         self._token_ids = torch.zeros(len(logits), dtype=torch.int64, device=builder.device)
         self._is_finite = torch.zeros(len(logits), dtype=torch.bool, device=builder.device)
 
@@ -48,7 +49,7 @@ class StepGraphs:
             and plan.samples.all()
             and not plan.wants_logits.any()
             and not len(plan.logprob_rows)
-            and ((plan.decoder_starts == 0) | (plan.starts - plan.decoder_starts >= self._builder.window - 1)).all()
+            and (plan.starts - plan.decoder_starts >= np.where(plan.decoder_starts, self._builder.window - 1, 0)).all()
         )
 
     def run(self, plan: StepPlan, *, feeds_draft: bool) -> Computed | None:
@@ -62,25 +63,22 @@ class StepGraphs:
         if replay is None:
             return None
         builder.apply_changes(plan)
-        self._fill(shape.pack(plan))
+        self._staged.send(shape.pack(plan))
         replay()
         end = plan.num_tokens
         return Computed(None, self._logits[:end], (self._token_ids[:end], self._is_finite[:end]))
 
     def _record(self, shape: StepShape) -> Callable[[], None]:
-        self._fill(shape.pack(_nothing()))
+        self._staged.send(shape.pack(_nothing()))
 
         def step() -> None:
-            hidden = self._model.forward(padded_batch(shape, self._numbers, self._builder))
+            hidden = self._model.forward(padded_batch(shape, self._staged.numbers, self._builder))
             logits = self._logits[: shape.num_tokens].copy_(self._model.logits(hidden))
             token_ids, is_finite = self._ops.best_tokens(logits)
             self._token_ids[: shape.num_tokens].copy_(token_ids)
             self._is_finite[: shape.num_tokens].copy_(is_finite)
 
         return self._graphs.recorder.record(step)
-
-    def _fill(self, numbers: Int32) -> None:
-        self._numbers[: len(numbers)].copy_(self._builder.pinned(numbers), non_blocking=True)
 
 
 def _nothing() -> StepPlan:

@@ -14,6 +14,7 @@ from torch import Tensor
 from deepinfer.images.messages import EncodePlan, EncodeResult, ImageInput
 from deepinfer.messages import StepPlan
 from deepinfer.ops.batch import ForwardBatch
+from deepinfer.ops.transfer import to_device
 
 
 class Tower(Protocol):
@@ -39,7 +40,7 @@ class ImageEncoder:
     @property
     def num_bytes(self) -> int:
         """Bytes of all embeddings."""
-        return sum(rows.nbytes for rows in self._embeddings.values())
+        return sum(rows.nbytes for rows in list(self._embeddings.values()))  # the encoder's thread may add one
 
     def execute(self, plan: EncodePlan) -> EncodeResult:
         """Drop and encode; returns when the embeddings are there."""
@@ -65,11 +66,10 @@ class ImageEncoder:
         if self._stream is not None:
             for embedding in rows:
                 embedding.record_stream(torch.cuda.current_stream(self._device))
-        flags = torch.from_numpy(is_image).to(self._device)
+        flags = to_device(is_image, self._device)
         return dataclasses.replace(batch, is_image=flags, image_rows=torch.cat(rows))
 
     def _encode(self, image: ImageInput) -> Tensor:
-        pixels = torch.from_numpy(image.pixels).to(self._device)
-        rows = self._tower.encode(pixels)
+        rows = self._tower.encode(to_device(image.pixels, self._device))
         assert rows.shape[0] == image.num_tokens, f"{rows.shape[0]} rows for an image of {image.num_tokens} positions"
         return rows

@@ -26,11 +26,11 @@ class Lines:
     @classmethod
     def of(cls, plan: StepPlan) -> Lines:
         """Of a plan as it runs."""
+        if not plan.is_prefill.any() and plan.samples.all():
+            return cls(plan.slots, plan.starts + 1, plan.counts, plan.decoder_starts)
         samples, steps = plan.samples, np.where(plan.is_prefill, plan.counts, 1)
         counts = np.where(plan.is_prefill, 1, plan.counts)
         firsts = plan.starts + steps
-        if samples.all():
-            return cls(plan.slots, firsts, counts, plan.decoder_starts)
         return cls(plan.slots[samples], firsts[samples], counts[samples], plan.decoder_starts[samples])
 
     @cached_property

@@ -11,10 +11,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from deepinfer.messages import Float32, Int32, Logprobs, StepPlan, StepResult
+from deepinfer.messages import Bool, Float32, Int32, Logprobs, StepPlan, StepResult
 from deepinfer.ops.batch import Hidden
 from deepinfer.ops.check import OpChecker
 from deepinfer.ops.clock import OpClock
+from deepinfer.ops.transfer import Arrival
 from deepinfer.runner.batch import BatchBuilder
 from deepinfer.runner.graphs import StepGraphs
 from deepinfer.runner.images import ImageEncoder
@@ -22,7 +23,7 @@ from deepinfer.runner.lines import Lines
 from deepinfer.runner.model import Computed, Model
 from deepinfer.runner.speculation import Speculation
 from deepinfer.sampling.logprobs import TokenLogprobs, token_logprobs
-from deepinfer.sampling.sampler import Sampler
+from deepinfer.sampling.sampler import Sampled, Sampler
 from deepinfer.structured.rows import ConstrainedRows
 
 NO_HIDDEN = "a step that scores prompt tokens is not captured"
@@ -33,12 +34,14 @@ PROMPT_PART = 256  # prompt tokens whose logits are on the device at a time
 class Forwarded:
     """A step between its two halves: logits are on the device, tokens are not drawn yet.
 
-    plan: as it runs, each row where it really begins.
+    plan: as it runs, each row where it really begins. taken: when it was; started: when the drafts had arrived that it
+    had to wait for. Both in seconds on `time.monotonic()`.
     """
 
     plan: StepPlan
     lines: Lines
     computed: Computed
+    taken: float
     started: float
 
 
@@ -73,6 +76,9 @@ class Runner:
 
     def forward(self, plan: StepPlan) -> Forwarded:
         """Compute the step's logits and cache entries."""
+        taken = time.monotonic()
+        if self.speculation is not None:
+            self.speculation.wait()
         started, drafting, feeds_draft = time.monotonic(), None if plan.is_plain else self.speculation, False
         for setup in plan.setups:
             self.sampler.set_slot(setup)
@@ -84,8 +90,11 @@ class Runner:
             feeds_draft = drafting.feeds_draft(plan, self.builder.window)
         lines = Lines.of(plan)
         if self.constraints is not None:
-            self.constraints.begin(lines.slots, lines.counts, None if drafting is None else drafting.drafts(lines))
-        return Forwarded(plan, lines, self.compute(plan, lines, feeds_draft=feeds_draft), started)
+            drafts = None
+            if drafting is not None and self.constraints.has_any(lines.slots):
+                drafts = drafting.drafts(lines)
+            self.constraints.begin(lines.slots, lines.counts, drafts)
+        return Forwarded(plan, lines, self.compute(plan, lines, feeds_draft=feeds_draft), taken, started)
 
     def compute(self, plan: StepPlan, lines: Lines, *, feeds_draft: bool) -> Computed:
         """The forward pass of a plan as it runs, and the logits of its lines."""
@@ -108,14 +117,13 @@ class Runner:
         masks = None if self.constraints is None else self.constraints.masks()
         before, proposed = (None, None) if drafting is None else (drafting.before(lines), drafting.proposed(lines))
         drawn = self.sampler.sample(logits, lines.line_slots, lines.line_positions, masks, before, proposed, best)
-        token_ids, is_finite = _on_host(drawn.token_ids).astype(np.int32), _on_host(drawn.is_finite)
-        has_choice = None if drawn.has_choice is None else _on_host(drawn.has_choice)
+        token_ids, is_finite, has_choice, logprobs = _arrived(drawn)
         errors = {} if masks is None else masks.errors
         is_finite[list(errors)] = False
         num_tokens = np.ones_like(lines.counts)
         if drafting is not None:
             num_tokens = drafting.verify(lines, token_ids, is_finite if has_choice is None else is_finite & has_choice)
-        self._keep(lines, drawn.token_ids, num_tokens)
+        self._observe(lines, drawn.token_ids, num_tokens)
         if self.constraints is not None:
             self.constraints.take(token_ids, lines.offsets, num_tokens)
         if drafting is not None:
@@ -123,13 +131,14 @@ class Runner:
                 drafting.observe_step(plan.num_tokens, time.monotonic() - forwarded.started)
             newest = token_ids[lines.offsets + np.maximum(num_tokens, 1) - 1]
             drafting.propose(lines, newest, self.constraints)
+        self._store(lines, drawn.token_ids, num_tokens)  # while the drafts are made
         prompt_logits, start = self._prompt_logits(plan, hidden, lines.num_lines)
         result = StepResult(
             step=plan.step,
             token_ids=token_ids,
             is_finite=is_finite,
             has_choice=has_choice,
-            logprobs=None if drawn.logprobs is None else _logprobs([drawn.logprobs]),
+            logprobs=logprobs,
             prompt_logits=prompt_logits,
             prompt_logprobs=self._prompt_logprobs(plan, hidden, start),
             num_computed=plan.num_tokens,
@@ -143,22 +152,30 @@ class Runner:
             self.speculation.rest(plan.num_rows, time.monotonic() - forwarded.started)
         if self.speculation is not None:
             self.speculation.report(result)
-        result.seconds = time.monotonic() - forwarded.started
+        result.seconds = time.monotonic() - forwarded.taken
         return result
 
-    def _keep(self, lines: Lines, token_ids: Tensor, num_tokens: Int32) -> None:
-        """The stages count what each row keeps of the tokens drawn [lines]; the newest goes into the token ring."""
+    def _observe(self, lines: Lines, token_ids: Tensor, num_tokens: Int32) -> None:
+        """The stages count what each row keeps of the tokens drawn [lines]."""
+        if not self.sampler.remembers(lines.slots):
+            return
         if lines.is_single and num_tokens.all():
-            self.sampler.observe(lines.slots, token_ids)
-            return self.builder.store(token_ids, lines.slots, lines.firsts)
-        num_places = int(num_tokens.max(initial=0)) if self.sampler.remembers(lines.slots) else 0
-        for place in range(num_places):
+            return self.sampler.observe(lines.slots, token_ids)
+        for place in range(int(num_tokens.max(initial=0))):
             rows = np.flatnonzero(num_tokens > place)
-            self.sampler.observe(lines.slots[rows], _chosen(token_ids, lines.offsets[rows] + place))
+            self.sampler.observe(lines.slots[rows], self._chosen(token_ids, lines.offsets[rows] + place))
+
+    def _store(self, lines: Lines, token_ids: Tensor, num_tokens: Int32) -> None:
+        """The newest token that each row keeps goes into the token ring."""
+        if lines.is_single and num_tokens.all():
+            return self.builder.store(token_ids, lines.slots, lines.firsts)
         rows = np.flatnonzero(num_tokens)
         last = num_tokens[rows] - 1
-        newest = _chosen(token_ids, lines.offsets[rows] + last)
+        newest = self._chosen(token_ids, lines.offsets[rows] + last)
         return self.builder.store(newest, lines.slots[rows], lines.firsts[rows] + last)
+
+    def _chosen(self, values: Tensor, lines: Int32) -> Tensor:
+        return values[self.builder.int64(lines)]
 
     def _prompt_logits(self, plan: StepPlan, hidden: Hidden | None, start: int) -> tuple[dict[int, Float32], int]:
         """Whole logits by row, of the tokens from `start` on, and the first token behind them."""
@@ -203,8 +220,12 @@ def _keep_lines(result: StepResult, lines: Lines, num_tokens: Int32) -> None:
     result.errors = {int(places[line]): error for line, error in result.errors.items() if kept[line]}
 
 
-def _chosen(values: Tensor, lines: Int32) -> Tensor:
-    return values[torch.from_numpy(lines.astype(np.int64)).to(values.device)]
+def _arrived(drawn: Sampled) -> tuple[Int32, Bool, Bool | None, Logprobs | None]:
+    """The same on the host; waits for the step, and not for the drafts behind it."""
+    choice = () if drawn.has_choice is None else (drawn.has_choice,)
+    token_ids, is_finite, *others = Arrival(drawn.token_ids, drawn.is_finite, *choice, *(drawn.logprobs or ())).wait()
+    logprobs = None if drawn.logprobs is None else Logprobs(*others[len(choice) :])
+    return token_ids.astype(np.int32), is_finite, others[0] if choice else None, logprobs
 
 
 def _parts(start: int, end: int) -> list[tuple[int, int]]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Sequence
-from typing import Protocol
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -13,61 +12,52 @@ from torch import Tensor
 
 from deepinfer.config.engine import DraftAcceptance
 from deepinfer.messages import Bool, DraftCounts, Int32, SlotSetup, StepPlan, StepResult
-from deepinfer.ops.batch import TokenBatch
-from deepinfer.ops.values import DrawKeys
+from deepinfer.ops.transfer import Arrival, Moment
 from deepinfer.runner.batch import BatchBuilder
+from deepinfer.runner.drafts import DraftRows, Drafts
 from deepinfer.runner.lines import Lines
 from deepinfer.sampling.before import Before
 from deepinfer.sampling.rejection import DRAFT_NOISE, Proposed
-from deepinfer.sampling.sampler import PlainDraws, Sampler
+from deepinfer.sampling.sampler import Sampler
 from deepinfer.speculate.calibration import Signs
 from deepinfer.speculate.policy import DraftPolicy
-from deepinfer.speculate.progress import SlotProgress
+from deepinfer.speculate.progress import SlotProgress, decode_rows
 from deepinfer.speculate.verify import count_tokens
 from deepinfer.structured.rows import ConstrainedRows
 
 
-class DraftHead(Protocol):
-    """A draft head over its caches, of whatever model version."""
+@dataclass(frozen=True)
+class _Drafted:
+    """Drafts on their way to the host, and when the device began with them."""
 
-    def block(self, tokens: Tensor, batch: TokenBatch) -> tuple[Tensor, Tensor]:
-        """Newest tokens [n] int64 -> features [n * places, H] and logits [n * places, V] of the drafts after them."""
-        ...
-
-    def next(self, logits: Tensor, x: Tensor, previous: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits [n, V] and raw confidence [n] of the tokens that follow `previous` [n] int64."""
-        ...
-
-    def draft(self, tokens: Tensor, batch: TokenBatch, keys: DrawKeys | None) -> tuple[Tensor, Tensor]:
-        """`block` with all `next`: drafts [n, places] int64 drawn from the logits as they are, and for each place the
-        raw confidence and the log-probability of the likeliest token [n, 2, places].
-
-        keys: of the draws at the first place; None = the likeliest tokens.
-        """
-        ...
+    slots: Int32
+    arrival: Arrival
+    begin: Moment
 
 
 class Speculation:
     """Proposes drafts after each step and says which of them the next one checks and keeps.
 
-    Called by the device thread, in this order for each step: `set_slots`, `resolve`, `before`, `verify`, `propose`;
-    only `rest` for a plain one.
+    Called by the device thread, in this order for each step: `wait`, `set_slots`, `resolve`, `before`, `verify`,
+    `propose`, `report`; only `rest` between the first and the last for a plain one. `propose` does not wait for the
+    drafts: the next step is planned and, where the policy does not look at them, queued while they are made.
     acceptance: see `SpeculateOptions`.
     """
 
     def __init__(
         self,
-        head: DraftHead,
+        drafts: Drafts,
         builder: BatchBuilder,
         sampler: Sampler,
         policy: DraftPolicy,
         num_slots: int,
-        num_drafts: int,
         eos_ids: Sequence[int],
         acceptance: DraftAcceptance = "coupled",
     ) -> None:
-        self.num_drafts = num_drafts
-        self._head, self._builder, self._sampler, self._policy = head, builder, sampler, policy
+        num_drafts = self.num_drafts = drafts.num_places
+        self._drafts, self._builder, self._sampler, self._policy = drafts, builder, sampler, policy
+        self._on_way: _Drafted | None = None
+        self._checked: tuple[Int32, Int32, Int32] | None = None  # slots, checked and accepted drafts of a step
         self.progress = SlotProgress(num_slots)
         self._tokens = np.zeros((num_slots + 1, num_drafts), dtype=np.int32)
         self._signs = np.zeros((len(Signs._fields), num_slots + 1, num_drafts), dtype=np.float32)
@@ -81,6 +71,11 @@ class Speculation:
         self._num_known = np.zeros(num_slots + 1, dtype=np.int32)
         self._main_starts = np.zeros(num_slots + 1, dtype=np.int32)  # from where on the head has read every position
         self._is_resting = False
+
+    def wait(self) -> None:
+        """Wait for the newest drafts where the policy looks at them, so that no step's time contains them."""
+        if self._policy.reads_signs:
+            self._receive()
 
     def set_slots(self, setups: Sequence[SlotSetup]) -> None:
         """New occupants, without drafts until they have sampled."""
@@ -96,8 +91,11 @@ class Speculation:
 
         It does for decode rows where the policy says so, and for prompts in their last window.
         """
-        is_prefill, ends = plan.is_prefill, plan.starts + plan.counts
-        if (self._policy.feeds_head & ~is_prefill | is_prefill & (ends > self._num_known[plan.slots] - window)).any():
+        is_prefill = plan.is_prefill
+        if self._policy.feeds_head and not is_prefill.all():
+            return True
+        ends = plan.starts + plan.counts
+        if (is_prefill & (ends > self._num_known[plan.slots] - window)).any():
             return True
         decoding = plan.slots[~is_prefill]
         self._main_starts[decoding] = ends[~is_prefill]
@@ -105,17 +103,19 @@ class Speculation:
 
     def resolve(self, plan: StepPlan, constraints: ConstrainedRows | None) -> StepPlan:
         """The plan as it runs: each decode row begins where it really is and checks what the policy chooses."""
-        slots = plan.slots[~plan.is_prefill]
+        rows = decode_rows(plan)
+        slots = plan.slots[rows]
         if self._is_resting:  # rows have moved on meanwhile, to where the plan says
             self._num_ready[slots], self._is_resting = 0, False
-            self.progress.starts[slots] = self._main_starts[slots] = plan.starts[~plan.is_prefill]
+            self.progress.starts[slots] = self._main_starts[slots] = plan.starts[rows]
         room, ready = self.progress.room(plan), self._num_ready[slots]
+        room = np.minimum(room, ready)
         if not ready.any():
-            return self.progress.resolve(plan, np.minimum(room, 0))
-        room = np.where(room < 0, room, np.minimum(room, ready))
-        if constraints is not None:
+            return self.progress.resolve(plan, room)
+        if constraints is not None and constraints.has_any(slots):
+            self._receive()
             room = constraints.limit_drafts(slots, self._tokens, room)
-        num_other = plan.num_tokens - int(plan.counts[~plan.is_prefill].sum())
+        num_other = plan.num_tokens - int(plan.counts[rows].sum())
         signs = Signs(*self._signs[:, slots])
         return self.progress.resolve(plan, self._policy.choose(signs, room, self._num_useful[slots], num_other))
 
@@ -125,13 +125,15 @@ class Speculation:
         self._policy.rest(num_rows, seconds)
 
     def before(self, lines: Lines) -> Before | None:
-        """The drafts before each line; None when no row checks any."""
-        if lines.is_single:
+        """The drafts before each line; None when no row checks any, or none whose earlier tokens matter."""
+        self._receive()
+        if lines.is_single or not self._sampler.remembers(lines.slots):
             return None
         return Before(self._builder.int64(self._tokens[lines.line_slots]), lines.line_places)
 
     def drafts(self, lines: Lines) -> Int32:
         """The drafts of each row [rows, drafts], of which it checks the first counts - 1."""
+        self._receive()
         return self._tokens[lines.slots]
 
     def proposed(self, lines: Lines) -> Proposed | None:
@@ -148,17 +150,7 @@ class Speculation:
         num_tokens = (lines.slots > 0).astype(np.int32)
         if not lines.is_single:
             num_tokens *= count_tokens(token_ids, is_usable, lines.counts, self._tokens[lines.slots])
-            checked, accepted = lines.counts - 1, np.minimum(num_tokens - 1, self._num_useful[lines.slots]).clip(0)
-            rows = np.flatnonzero(checked)
-            places = np.arange(self.num_drafts)
-            self._policy.observe(Signs(*self._signs[:, lines.slots[rows]]), checked[rows], accepted[rows])
-            self._counts = dataclasses.replace(
-                self._counts,
-                checked=self._counts.checked + (places < checked[:, None]).sum(0),
-                accepted=self._counts.accepted + (places < accepted[:, None]).sum(0),
-                num_rows=self._counts.num_rows + len(rows),
-                calibration_error=self._policy.calibration_error,
-            )
+            self._checked = lines.slots, lines.counts - 1, num_tokens - 1
         self.progress.starts[lines.slots] = lines.firsts + num_tokens - 1
         self._num_ready[lines.slots] = 0
         return num_tokens
@@ -169,58 +161,56 @@ class Speculation:
 
     def propose(self, lines: Lines, newest: Int32, constraints: ConstrainedRows | None) -> None:
         """Draft what may follow each row's newest token [rows], and leave it where the next step reads tokens."""
-        policy, rows = self._policy, np.flatnonzero(self.progress.goes_on(lines.slots))
-        if not len(rows) or not policy.wants_drafts(len(rows)):
+        places = np.flatnonzero(self.progress.goes_on(lines.slots))
+        if not len(places) or not self._policy.wants_drafts(len(places)):
             return
-        started = time.monotonic()
-        slots, starts = lines.slots[rows], self.progress.starts[lines.slots[rows]]
-        window_starts = np.maximum(lines.decoder_starts[rows], self._main_starts[slots])
-        batch = self._builder.block(slots, starts, window_starts, self.num_drafts)
-        previous = self._builder.int64(newest[rows])
+        assert self._on_way is None, "the drafts of the last step were not taken"
+        begin = Moment(self._builder.device)
+        slots = lines.slots[places]
+        window_starts = np.maximum(lines.decoder_starts[places], self._main_starts[slots])
+        rows = DraftRows(slots, newest[places], self.progress.starts[slots], window_starts)
         under_grammar = constraints if constraints is not None and constraints.has_any(slots) else None
-        positions = (starts[:, None] + np.arange(1, self.num_drafts + 1)).astype(np.int32)
-        plain = None
+        draws = None
         if under_grammar is None and self._is_coupled:
-            plain = self._sampler.plain_draws(slots, positions)
-        if plain is not None:
-            tokens, signs = self._head.draft(previous, batch, self._keys(plain, starts))
-            signs = signs.transpose(0, 1)
+            draws = self._sampler.plain_draws(slots, rows.starts)
+        if draws is not None:
+            tokens, signs = self._drafts.draft(rows, draws)
         else:
-            tokens, signs = self._draw(previous, batch, slots, starts, under_grammar)
-        self._builder.store(tokens.flatten(), np.repeat(slots, self.num_drafts), positions.ravel())
-        self._tokens[slots], self._num_ready[slots] = tokens.cpu().numpy(), self.num_drafts
-        self._num_useful[slots] = self._count_to_end(slots)
-        self._signs[:, slots] = signs.cpu().numpy()
-        self._counts = dataclasses.replace(self._counts, proposed=self._counts.proposed + len(rows))
-        policy.observe_drafting(len(rows), time.monotonic() - started)
+            tokens, signs = self._draw(rows, under_grammar)
+            self._drafts.store(rows, tokens)
+        self._on_way = _Drafted(slots, Arrival(tokens, signs), begin)
+        self._num_ready[slots] = self.num_drafts
+        self._counts = dataclasses.replace(self._counts, proposed=self._counts.proposed + len(places))
 
-    def _keys(self, plain: PlainDraws, starts: Int32) -> DrawKeys | None:
-        """Keys of the draws after the tokens at `starts` [rows]."""
-        if not plain.temperature.any():
-            return None
-        on_device = self._builder.on_device
-        return DrawKeys(on_device(plain.temperature), on_device(plain.seeds), self._builder.int64(starts + 1))
+    def _receive(self) -> None:
+        """Take the drafts that are on their way; a new occupant of one of their slots has none ready."""
+        if self._on_way is None:
+            return
+        drafted, self._on_way = self._on_way, None
+        tokens, signs = drafted.arrival.wait()
+        self._tokens[drafted.slots] = tokens
+        self._num_useful[drafted.slots] = self._count_to_end(drafted.slots)
+        self._signs[:, drafted.slots] = signs.transpose(1, 0, 2)
+        self._policy.observe_drafting(len(drafted.slots), drafted.arrival.there.seconds_since(drafted.begin))
 
-    def _draw(
-        self, previous: Tensor, batch: TokenBatch, slots: Int32, starts: Int32, under_grammar: ConstrainedRows | None
-    ) -> tuple[Tensor, Tensor]:
+    def _draw(self, rows: DraftRows, under_grammar: ConstrainedRows | None) -> tuple[Tensor, Tensor]:
         """Drafts [rows, drafts] as the sampler would draw them one after the other, and their signs."""
-        num_rows = len(slots)
-        x, logits = self._head.block(previous, batch)
-        x, logits = x.unflatten(0, (num_rows, -1)), logits.unflatten(0, (num_rows, -1))
+        num_rows, slots = len(rows), rows.slots
+        x, logits = (value.unflatten(0, (num_rows, -1)) for value in self._drafts.block(rows))
+        previous = self._builder.int64(rows.newest)
         tokens, signs = previous.new_zeros(num_rows, self.num_drafts), []
         for place in range(self.num_drafts):
-            row, confidence = self._head.next(logits[:, place], x[:, place], previous)
+            row, confidence = self._drafts.next(logits[:, place], x[:, place], previous)
             before = Before(tokens, np.full(num_rows, place, dtype=np.int32)) if place else None
             masks = None
             if under_grammar is not None:  # the matcher needs to know the drafts, so this waits for the device
                 masks = under_grammar.draft_masks(slots, tokens[:, :place].cpu().numpy())
             noise = 0 if self._is_coupled else DRAFT_NOISE
-            drafted = self._sampler.propose(row, slots, starts + place + 1, before, masks, noise=noise)
+            drafted = self._sampler.propose(row, slots, rows.starts + place + 1, before, masks, noise=noise)
             self._keep_logits(slots, place, drafted.logits)
             previous = tokens[:, place] = drafted.token_ids
-            signs.append(torch.stack([confidence, drafted.logprobs]))
-        return tokens, torch.stack(signs, dim=-1)
+            signs.append(torch.stack([confidence, drafted.logprobs], dim=1))
+        return tokens, torch.stack(signs, dim=2)
 
     def _count_to_end(self, slots: Int32) -> Int32:
         """Drafts [rows] up to and with the first that ends its answer; all of them where none does."""
@@ -236,5 +226,22 @@ class Speculation:
         self._drawn_from[self._builder.int64(slots), place] = logits
 
     def report(self, result: StepResult) -> None:
-        """Counters so far, and whether to plan drafts."""
+        """Note what became of the step's drafts; counters so far, and whether to plan drafts."""
+        if self._checked is not None:
+            self._note(*self._checked)
+            self._checked = None
         result.drafts, result.wants_drafts = self._counts, self._policy.feeds_head
+
+    def _note(self, slots: Int32, checked: Int32, accepted: Int32) -> None:
+        """Rows of these slots checked so many drafts and accepted so many [rows]."""
+        rows, places = np.flatnonzero(checked), np.arange(self.num_drafts)
+        slots, checked = slots[rows], checked[rows]
+        accepted = np.minimum(accepted[rows], self._num_useful[slots]).clip(0)
+        self._policy.observe(Signs(*self._signs[:, slots]), checked, accepted)
+        self._counts = dataclasses.replace(
+            self._counts,
+            checked=self._counts.checked + (places < checked[:, None]).sum(0),
+            accepted=self._counts.accepted + (places < accepted[:, None]).sum(0),
+            num_rows=self._counts.num_rows + len(rows),
+            calibration_error=self._policy.calibration_error,
+        )

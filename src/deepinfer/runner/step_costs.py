@@ -12,15 +12,16 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from deepinfer import env, log
 from deepinfer.__about__ import __version__
 from deepinfer.messages import Int32, StepPlan
+from deepinfer.ops.transfer import Arrival
+from deepinfer.runner.drafts import Drafts, padding_rows
 from deepinfer.runner.graph_cache import RIPE
 from deepinfer.runner.lines import Lines
 from deepinfer.runner.runner import Runner
-from deepinfer.runner.speculation import DraftHead
+from deepinfer.sampling.sampler import PlainDraws
 from deepinfer.speculate.costs import StepCosts
 
 logger = log.get(__name__)
@@ -29,13 +30,12 @@ POSITION = 256  # where the measured tokens stand: their windows are full, and t
 LEAST_COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)  # times bend, and a far count says little of a near one
 
 
-def step_costs(
-    runner: Runner, head: DraftHead, num_slots: int, num_drafts: int, key: str
-) -> tuple[StepCosts, StepCosts]:
+def step_costs(runner: Runner, drafts: Drafts, num_slots: int, key: str) -> tuple[StepCosts, StepCosts]:
     """Of steps by their tokens, and of drafting by its rows; from the file of `key`, or measured now.
 
     key: what decides the times: model, device, ops, threads.
     """
+    num_drafts = drafts.num_places
     token_counts = _counts(num_slots * (1 + num_drafts))
     row_counts = _counts(num_slots)
     file = _file(f"{key} {__version__} {num_drafts} {token_counts} {row_counts}")
@@ -45,7 +45,7 @@ def step_costs(
         num_runs = REPEATS + (0 if runner.graphs is None else RIPE)
         times = (
             [_best(partial(_step, runner, num_slots, count), num_runs) for count in token_counts],
-            [_best(partial(_draft, runner, head, count, num_drafts), num_runs) for count in row_counts],
+            [_best(partial(_draft, drafts, count), num_runs) for count in row_counts],
         )
         logger.info(
             "measured the times of steps of up to %d tokens in %.1f s", token_counts[-1], time.monotonic() - started
@@ -83,11 +83,9 @@ def _step(runner: Runner, num_slots: int, num_tokens: int) -> None:
     runner.sampler.sample(logits, lines.line_slots, lines.line_positions, best=best).token_ids.cpu()
 
 
-def _draft(runner: Runner, head: DraftHead, num_rows: int, num_drafts: int) -> None:
-    zeros = np.zeros(num_rows, dtype=np.int32)
-    batch = runner.builder.block(zeros, zeros + POSITION, zeros, num_drafts)
-    previous = torch.zeros(num_rows, dtype=torch.int64, device=runner.builder.device)
-    head.draft(previous, batch, None)[0].cpu()
+def _draft(drafts: Drafts, num_rows: int) -> None:
+    greedy = PlainDraws(np.zeros(num_rows, dtype=np.float32), np.zeros(num_rows, dtype=np.int64))
+    Arrival(*drafts.draft(padding_rows(num_rows, POSITION), greedy)).wait()
 
 
 def _file(key: str) -> Path:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from deepinfer.messages import SlotSetup, TokenSequences
+from deepinfer.ops.transfer import to_device
 from deepinfer.sampling.params import MAX_BAD_WORD_TOKENS
 from deepinfer.sampling.slot_lines import SlotLines
 from deepinfer.sampling.slot_params import RowParams
@@ -52,8 +53,8 @@ class BadWords(Stage):
             self._newest.release(setup.slot)
             return
         line = self._newest.take(setup.slot).fill_(NONE)
-        answer = torch.from_numpy(setup.token_ids[setup.num_prompt :][-WIDTH:])
-        line[WIDTH - len(answer) :] = answer.to(line.device)
+        answer = setup.token_ids[setup.num_prompt :][-WIDTH:]
+        line[WIDTH - len(answer) :] = to_device(answer, line.device)
         self._words[setup.slot] = _as_tensors(setup.bad_word_ids, line.device)
 
     def remembers(self, slots: NDArray[np.int32]) -> bool:
@@ -64,7 +65,7 @@ class BadWords(Stage):
         users = self._newest.holders(slots)
         if users.size == 0:
             return
-        tokens = token_ids[torch.from_numpy(users).to(token_ids.device)].int()
+        tokens = token_ids[to_device(users, token_ids.device)].int()
         lines = self._newest.numbers(slots[users])
         self._newest.tensor[lines] = torch.cat([self._newest.tensor[lines, 1:], tokens[:, None]], dim=1)
 
@@ -75,9 +76,9 @@ class BadWords(Stage):
             return None
         slots = params.slots[rows]
         words = [self._words[slot] for slot in slots.tolist()]
-        counts = torch.tensor([len(one.last) for one in words], device=device)
+        counts = to_device(np.array([len(one.last) for one in words]), device)
         stacked = Words(torch.cat([one.beginnings for one in words]), torch.cat([one.last for one in words]))
-        places, newest = torch.from_numpy(rows).to(device), self._newest.tensor[self._newest.numbers(slots)]
+        places, newest = to_device(rows, device), self._newest.tensor[self._newest.numbers(slots)]
         if params.before is not None:
             drafts, is_there = params.before.part(rows, device)
             last = torch.arange(WIDTH, device=device) + is_there.sum(1, keepdim=True)
@@ -98,4 +99,4 @@ def _as_tensors(sequences: TokenSequences, device: torch.device) -> Words:
     for line, sequence in zip(beginnings, sequences, strict=True):
         line[WIDTH - len(sequence) + 1 :] = sequence[:-1]
     last = np.array([sequence[-1] for sequence in sequences], dtype=np.int64)
-    return Words(torch.from_numpy(beginnings).to(device), torch.from_numpy(last).to(device))
+    return Words(to_device(beginnings, device), to_device(last, device))

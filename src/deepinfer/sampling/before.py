@@ -9,6 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from deepinfer.ops.transfer import to_device
+
 
 @dataclass(frozen=True)
 class Before:
@@ -19,5 +21,5 @@ class Before:
 
     def part(self, lines: NDArray[np.int64], device: torch.device) -> tuple[Tensor, Tensor]:
         """Of some lines [n]: tokens [n, most] int64, and which of them count [n, most] bool."""
-        is_there = torch.from_numpy(np.arange(self.tokens.shape[1]) < self.counts[lines, None]).to(device)
-        return self.tokens[torch.from_numpy(lines).to(device)].where(is_there, 0), is_there
+        is_there = to_device(np.arange(self.tokens.shape[1]) < self.counts[lines, None], device)
+        return self.tokens[to_device(lines, device)].where(is_there, 0), is_there

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from deepinfer.messages import SlotSetup
+from deepinfer.ops.transfer import to_device
 from deepinfer.sampling.slot_lines import SlotLines
 from deepinfer.sampling.slot_params import RowParams
 from deepinfer.sampling.stages import EXCLUDED, Stage, with_rows
@@ -36,22 +37,19 @@ class Bias(Stage):
         line = self._biases.take(setup.slot)
         if allowed is not None:
             line.fill_(EXCLUDED)
-            line[_on(line, np.array(allowed, dtype=np.int64))] = 0.0
+            line[to_device(np.array(allowed, dtype=np.int64), line.device)] = 0.0
         if biases:
             ids = np.array([one.token_id for one in biases], dtype=np.int64)
-            line[_on(line, ids)] += _on(line, np.array([one.bias for one in biases], dtype=np.float32))
+            values = np.array([one.bias for one in biases], dtype=np.float32)
+            line[to_device(ids, line.device)] += to_device(values, line.device)
 
     def prepare(self, params: RowParams, device: torch.device) -> Biased | None:
         """The rows with biases."""
         rows = self._biases.holders(params.slots)
         if rows.size == 0:
             return None
-        return Biased(torch.from_numpy(rows).to(device), self._biases.numbers(params.slots[rows]))
+        return Biased(to_device(rows, device), self._biases.numbers(params.slots[rows]))
 
     def apply(self, logits: Tensor, prepared: Biased) -> Tensor:
         """Logits [rows, vocab] with the biases added."""
         return with_rows(logits, prepared.rows, logits[prepared.rows].add_(self._biases.tensor[prepared.lines]))
-
-
-def _on(line: Tensor, values: np.ndarray) -> Tensor:
-    return torch.from_numpy(values).to(line.device)

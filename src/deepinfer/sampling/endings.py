@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from deepinfer.messages import SlotSetup
+from deepinfer.ops.transfer import to_device
 from deepinfer.sampling.slot_params import RowParams
 from deepinfer.sampling.stages import EXCLUDED, Stage
 
@@ -45,7 +46,7 @@ class MinTokens(Stage):
             return None
         ids = [self._end_ids[slot] for slot in params.slots[rows].tolist()]
         places = np.repeat(rows, [len(one) for one in ids]), np.concatenate(ids)
-        return Places(*(torch.from_numpy(part).to(device) for part in places))
+        return Places(*(to_device(part, device) for part in places))
 
     def apply(self, logits: Tensor, prepared: Places) -> Tensor:
         """Logits [rows, vocab] without those ends."""

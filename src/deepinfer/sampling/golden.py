@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from deepinfer.messages import SlotSetup
+from deepinfer.ops.transfer import to_device
 from deepinfer.sampling.slot_params import RowParams
 
 
@@ -40,4 +40,4 @@ class Golden:
                 forced.append(int(tokens[place]))
         if not rows:
             return token_ids
-        return token_ids.index_copy(0, *(torch.tensor(part, device=token_ids.device) for part in (rows, forced)))
+        return token_ids.index_copy(0, *(to_device(np.array(part), token_ids.device) for part in (rows, forced)))

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from deepinfer.ops.transfer import to_device
 from deepinfer.sampling.slot_params import RowParams
 from deepinfer.sampling.ties import largest_ids
 
@@ -48,12 +49,12 @@ def drawn_logprobs(
     asking = np.flatnonzero(wanted >= 0)
     if asking.size == 0:
         return None
-    rows = torch.from_numpy(asking).to(logits.device)
+    rows = to_device(asking, logits.device)
     chosen = logits[rows]
     if (wants_processed := params["wants_processed"][asking]).any():
         divisor = np.where(params.is_random, params["temperature"], np.float32(1.0))[asking]
-        scaled = processed[rows] / torch.from_numpy(divisor).to(logits.device)[:, None]
-        chosen = torch.where(torch.from_numpy(wants_processed).to(logits.device)[:, None], scaled, chosen)
+        scaled = processed[rows] / to_device(divisor, logits.device)[:, None]
+        chosen = torch.where(to_device(wants_processed, logits.device)[:, None], scaled, chosen)
     chosen = chosen.where(is_finite[rows, None], 0.0)
     lines = token_logprobs(chosen, token_ids[rows], int(wanted.max()))
     return TokenLogprobs(*(_spread(line, rows, logits.shape[0]) for line in lines))

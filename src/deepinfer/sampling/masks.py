@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from deepinfer.ops.transfer import to_device
 from deepinfer.sampling.stages import EXCLUDED
 from deepinfer.structured.rows import RowMasks
 
@@ -15,9 +16,9 @@ def exclude_masked(logits: Tensor, masks: RowMasks) -> Tensor:
     Rows without a mask stay bit for bit as they are, and so do allowed tokens. Masks travel to the
     device packed, 1 bit per token.
     """
-    rows = torch.from_numpy(masks.rows).to(logits.device)
-    packed = torch.from_numpy(masks.bits).to(logits.device).view(torch.uint8)  # [n, 4 * words], little-endian
-    bit = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8, device=logits.device)
+    rows = to_device(masks.rows, logits.device)
+    packed = to_device(masks.bits, logits.device).view(torch.uint8)  # [n, 4 * words], little-endian
+    bit = 1 << torch.arange(8, dtype=torch.uint8, device=logits.device)
     is_excluded = (packed[:, :, None] & bit == 0).view(len(rows), -1)[:, : logits.shape[1]]
     if len(rows) == len(logits):
         return logits.masked_fill(is_excluded, EXCLUDED)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from deepinfer.messages import SlotSetup
+from deepinfer.ops.transfer import to_device
 from deepinfer.sampling.slot_lines import SlotLines
 from deepinfer.sampling.slot_params import RowParams
 from deepinfer.sampling.stages import Stage, with_rows
@@ -52,7 +53,7 @@ class Penalties(Stage):
             self._is_prompt.release(slot)
             return
         counts, is_prompt = self._counts.take(slot), self._is_prompt.take(slot)
-        known = torch.from_numpy(setup.token_ids.astype(np.int64)).to(counts.device)
+        known = to_device(setup.token_ids.astype(np.int64), counts.device)
         is_prompt[known[: setup.num_prompt]] = True
         answer = known[setup.num_prompt :]
         counts.scatter_add_(0, answer, torch.ones_like(answer, dtype=torch.int32))
@@ -65,7 +66,7 @@ class Penalties(Stage):
         users = self._counts.holders(slots)
         if users.size == 0:
             return
-        tokens = token_ids[torch.from_numpy(users).to(token_ids.device)]
+        tokens = token_ids[to_device(users, token_ids.device)]
         self._counts.tensor[self._counts.numbers(slots[users]), tokens] += 1  # the lines differ, so no place is twice
 
     def prepare(self, params: RowParams, device: torch.device) -> Penalized | None:
@@ -76,8 +77,8 @@ class Penalties(Stage):
         values = []
         for name, unused in (("repetition_penalty", 1.0), ("presence_penalty", 0.0), ("frequency_penalty", 0.0)):
             wanted = params[name][rows]
-            values.append(torch.from_numpy(wanted).to(device)[:, None] if (wanted != unused).any() else None)
-        slots, places = params.slots[rows], torch.from_numpy(rows).to(device)
+            values.append(to_device(wanted, device)[:, None] if (wanted != unused).any() else None)
+        slots, places = params.slots[rows], to_device(rows, device)
         drafts = None if params.before is None else params.before.part(rows, device)
         return Penalized(places, self._counts.numbers(slots), self._is_prompt.numbers(slots), drafts, *values)
 

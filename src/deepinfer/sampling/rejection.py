@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from deepinfer.ops.reference.sample import gumbel_noise, lowest_argmax, uniform
+from deepinfer.ops.transfer import to_device
 from deepinfer.sampling.slot_params import RowParams
 
 # Positions are below 2^31, so these give noise of its own to each purpose.
@@ -39,10 +40,10 @@ def keep_or_redraw(token_ids: Tensor, logits: Tensor, params: RowParams, propose
     if chosen.size == 0:
         return token_ids
     device, rows = logits.device, proposed.lines[chosen]
-    lines, places = torch.from_numpy(rows).to(device), torch.from_numpy(chosen).to(device)
-    temperature = torch.from_numpy(params["temperature"][rows]).to(device).double()[:, None]
-    seeds = torch.from_numpy(params["seed"][rows]).to(device)
-    positions = torch.from_numpy(params.positions[rows].astype(np.int64)).to(device)
+    lines, places = to_device(rows, device), to_device(chosen, device)
+    temperature = to_device(params["temperature"][rows], device).double()[:, None]
+    seeds = to_device(params["seed"][rows], device)
+    positions = to_device(params.positions[rows].astype(np.int64), device)
     target = (logits[lines].double() / temperature).softmax(-1)
     draft = (proposed.logits[places].double() / temperature).softmax(-1)
     drafted = proposed.token_ids[places][:, None]

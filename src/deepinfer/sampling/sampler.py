@@ -12,6 +12,7 @@ from torch import Tensor
 
 from deepinfer.messages import SlotSetup
 from deepinfer.ops.table import Ops
+from deepinfer.ops.transfer import to_device
 from deepinfer.sampling.bad_words import BadWords
 from deepinfer.sampling.before import Before
 from deepinfer.sampling.bias import Bias
@@ -72,10 +73,12 @@ class Sampler:
         self._changes = make_changes(num_slots, vocab_size, eos_ids, device)
         self._slots = SlotParams(num_slots)
         self._golden = Golden()
+        self._is_plain = np.zeros(num_slots, dtype=np.bool_)  # of slots: known to need no stage any more
 
     def set_slot(self, setup: SlotSetup) -> None:
         """The slot has a new occupant; its `params.seed` is not None."""
         self._slots.set(setup)
+        self._is_plain[setup.slot] = False
         self._golden.set_slot(setup)
         for stage in self._changes:
             stage.set_slot(setup)
@@ -143,12 +146,18 @@ class Sampler:
             token_ids, _ = self._ops.best_tokens(processed)
         return Drafted(self._golden.force(token_ids, params), processed, self._ops.best_logprobs(processed))
 
-    def plain_draws(self, slots: NDArray[np.int32], positions: NDArray[np.int32]) -> PlainDraws | None:
-        """How rows [n] draw if all do so from logits as they are, at each of their positions [n, any]; None if not."""
-        params = self._slots.rows(np.repeat(slots, positions.shape[1]), positions.ravel(), self._vocab_size)
-        stages, host = (*self._changes, *FILTERS), torch.device("cpu")  # nothing of what is prepared is used
-        if self._golden.has_any or any(stage.prepare(params, host) is not None for stage in stages):
-            return None
+    def plain_draws(self, slots: NDArray[np.int32], starts: NDArray[np.int32]) -> PlainDraws | None:
+        """How rows [n] draw if all do so from logits as they are, at all positions behind `starts` [n]; None if not.
+
+        A row that no stage is for is plain until its slot gets a new occupant, so few are asked about in a step.
+        """
+        asked = np.flatnonzero(~self._is_plain[slots])
+        if asked.size:
+            params = self._slots.rows(slots[asked], starts[asked] + 1, self._vocab_size)
+            stages, host = (*self._changes, *FILTERS), torch.device("cpu")  # nothing of what is prepared is used
+            if self._golden.has_any or any(stage.prepare(params, host) is not None for stage in stages):
+                return None
+            self._is_plain[slots[asked]] = True
         return PlainDraws(*(self._slots.column(name)[slots] for name in ("temperature", "seed")))
 
     def remembers(self, slots: NDArray[np.int32]) -> bool:
@@ -166,7 +175,7 @@ class Sampler:
 
     def _draw(self, logits: Tensor, params: RowParams, noise: int = 0) -> Tensor:
         keys = params["temperature"], params["seed"], params.positions.astype(np.int64) + noise
-        return self._ops.draw(logits, *(torch.from_numpy(key).to(logits.device) for key in keys))
+        return self._ops.draw(logits, *(to_device(key, logits.device) for key in keys))
 
 
 def _run(stages: Sequence[Stage], logits: Tensor, params: RowParams) -> Tensor:

@@ -7,6 +7,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from deepinfer.ops.transfer import to_device
+
 NO_SLOTS = np.zeros(0, dtype=np.int64)
 
 
@@ -46,7 +48,7 @@ class SlotLines:
 
     def numbers(self, slots: NDArray[np.int32]) -> Tensor:
         """Line numbers [n] int64 of slots that all hold one, on the device."""
-        return torch.from_numpy(self._lines[slots]).to(self.tensor.device)
+        return to_device(self._lines[slots], self.tensor.device)
 
     def _grow(self) -> None:
         old = len(self.tensor)

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from deepinfer.messages import SlotSetup
+from deepinfer.ops.transfer import to_device
 from deepinfer.sampling.slot_params import RowParams
 from deepinfer.sampling.ties import keep_largest
 
@@ -32,7 +33,7 @@ class Stage:
     """One step between logits and draw. What it must remember of a request it keeps by slot.
 
     Rows may be any, several of one slot too, at any positions; `params.before` has the tokens between those
-    that were observed and a row's position.
+    that were observed and a row's position. A stage that does not use a row at a position does not use it later either.
     """
 
     def set_slot(self, setup: SlotSetup) -> None:
@@ -151,7 +152,7 @@ def _limits(params: RowParams, name: str, uses: NDArray[np.bool_], device: torch
     if rows.size == 0:
         return None
     arrays = rows, params[name][rows], params["temperature"][rows]
-    return Limits(*(torch.from_numpy(array).to(device) for array in arrays))
+    return Limits(*(to_device(array, device) for array in arrays))
 
 
 def _exclude(logits: Tensor, rows: Tensor, chosen: Tensor, keep: Tensor) -> Tensor:

@@ -11,16 +11,24 @@ from deepinfer.speculate.calibration import Calibration, Float64, Signs
 from deepinfer.speculate.costs import RATE, StepCosts
 
 PROBE_STEPS = 1024  # plain steps after which drafts are tried again, to see whether texts or times have changed
+FIRST_PROBE = 64  # the same at first, and twice as many each time: times measured under a load are soon found wrong
+TRIED_STEPS = 4  # steps with drafts of one try
 LOOK_STEPS = 16  # plain steps after which their time is noted and held against that of drafts
 FEED_STEPS = 16  # steps before that from which on the draft head reads along again
 DRAFTED_STEPS = 64  # steps with drafts after which one decodes plainly, so that its time stays known
-SAMPLE_RATE = 0.5  # share of an error that this one step corrects
+SAMPLE_RATE = 0.5  # share of an error that this one step corrects, and each step of a try
 MARGIN = 1.06  # by so much drafts must be expected to be faster; times are known no better
 MEAN_RATE = 0.05  # share of one step in the mean survival of drafts
 
 
 class DraftPolicy(Protocol):
-    """Decides on the device's side of a step, where accepted counts and signs are known."""
+    """Decides on the device's side of a step, where accepted counts and signs are known.
+
+    reads_signs: whether `choose` looks at them, and so has to wait for the drafts.
+    """
+
+    @property
+    def reads_signs(self) -> bool: ...
 
     def choose(self, signs: Signs, room: Int32, num_useful: Int32, num_other: int) -> Int32:
         """Drafts to check [rows], at most room [rows]; -1 stays -1.
@@ -66,6 +74,7 @@ class CheckAll:
 
     calibration_error = 0.0
     feeds_head = True
+    reads_signs = False
 
     def choose(self, signs: Signs, room: Int32, num_useful: Int32, num_other: int) -> Int32:
         return room
@@ -98,11 +107,13 @@ class CheckWorthwhile:
     checked must not depend on its token, or the draws that remain would no longer follow the target. It holds:
     the signs of draft j are computed from the drafts before it, and so is whether one of these ends the answer.
 
-    When even the best N does not pay for the drafting itself, drafting stops, and is tried again after
-    PROBE_STEPS, or as soon as fewer rows make it pay. Meanwhile the head reads nothing along; it then knows a
-    shorter window. While drafting goes on, one step after every DRAFTED_STEPS is plain, since its time is what drafting
-    is measured against.
+    When even the best N does not pay for the drafting itself, drafting stops. It is tried again after FIRST_PROBE plain
+    steps, then after twice as many, ... PROBE_STEPS, or as soon as fewer rows make it pay. Meanwhile the head reads
+    nothing along; it then knows a shorter window. While drafting goes on, one step after every DRAFTED_STEPS is plain,
+    since its time is what drafting is measured against.
     """
+
+    reads_signs = True
 
     def __init__(self, num_drafts: int, step_costs: StepCosts, draft_costs: StepCosts) -> None:
         self.step_costs, self.draft_costs = step_costs, draft_costs
@@ -110,7 +121,9 @@ class CheckWorthwhile:
         self._mean_survival = np.zeros(num_drafts)
         self._places = np.arange(num_drafts)
         self._num_observed = 0
-        self._num_plain = PROBE_STEPS  # nothing is known yet
+        self._num_plain, self._patience = 0, FIRST_PROBE  # plain steps, and after how many drafts are tried
+        self._num_tries = TRIED_STEPS  # steps that draft whatever that costs; nothing is known yet
+        self._is_try = False
         self._num_drafted = 0  # steps with drafts since the last plain one
         self._num_rows = 0  # of the last plain step that was looked at
 
@@ -125,7 +138,8 @@ class CheckWorthwhile:
             return np.minimum(room, 0)
         survival: Float64 = self._calibration.chances(signs).cumprod(axis=1)
         survival[self._places >= num_useful[:, None]] = 0.0
-        self._note_survival(survival[room > 0].mean(axis=0))
+        has_room = (room > 0).astype(np.float64)
+        self._note_survival(has_room @ survival / has_room.sum())
         values = np.where(self._places < room[:, None], survival, -1.0).ravel()
         order = (-values).argsort(kind="stable")[:total]
         num_rows = int(np.count_nonzero(room >= 0))
@@ -142,7 +156,13 @@ class CheckWorthwhile:
         tokens = np.concatenate(([1.0], self._mean_survival)).cumsum()
         seconds = self.step_costs.seconds(num_rows * np.arange(1, len(tokens) + 1))
         with_drafts = (tokens / (seconds + self.draft_costs.seconds(num_rows))).max()
-        if with_drafts > MARGIN / seconds[0] or self._num_plain >= PROBE_STEPS:
+        if with_drafts > MARGIN / seconds[0]:
+            self._patience = FIRST_PROBE
+        elif self._num_plain >= self._patience:
+            self._num_tries, self._patience = TRIED_STEPS, min(2 * self._patience, PROBE_STEPS)
+        self._is_try = self._num_tries > 0
+        if self._is_try or with_drafts > MARGIN / seconds[0]:
+            self._num_tries = max(self._num_tries - 1, 0)
             self._num_plain = 0
             self._num_drafted += 1
             return True
@@ -152,7 +172,7 @@ class CheckWorthwhile:
 
     @property
     def feeds_head(self) -> bool:
-        return self._num_plain == 0 or self._num_plain >= PROBE_STEPS - FEED_STEPS
+        return self._num_plain == 0 or self._num_plain >= self._patience - FEED_STEPS
 
     def rest(self, num_rows: int, seconds: float) -> None:
         if self.feeds_head:  # the plans that are not plain are on their way
@@ -169,10 +189,10 @@ class CheckWorthwhile:
 
     def observe_step(self, num_tokens: int, seconds: float) -> None:
         is_sample = self._num_plain == self._num_drafted == 0
-        self.step_costs.observe(num_tokens, seconds, SAMPLE_RATE if is_sample else RATE)
+        self.step_costs.observe(num_tokens, seconds, SAMPLE_RATE if is_sample or self._is_try else RATE)
 
     def observe_drafting(self, num_rows: int, seconds: float) -> None:
-        self.draft_costs.observe(num_rows, seconds)
+        self.draft_costs.observe(num_rows, seconds, SAMPLE_RATE if self._is_try else RATE)
 
     def _note_survival(self, survival: Float64) -> None:
         self._num_observed += 1

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
+from numpy.typing import NDArray
 
 from deepinfer.messages import Bool, Int32, SlotSetup, StepPlan
 
@@ -25,9 +24,9 @@ class SlotProgress:
 
     def room(self, plan: StepPlan) -> Int32:
         """Drafts that each decode row of a plan can check [decode rows]; -1 for one past its request's limit."""
-        is_decode = ~plan.is_prefill
-        slots = plan.slots[is_decode]
-        room: Int32 = np.minimum(plan.counts[is_decode], self._limits[slots] - self.starts[slots]) - 1
+        rows = decode_rows(plan)
+        slots = plan.slots[rows]
+        room: Int32 = np.minimum(plan.counts[rows], self._limits[slots] - self.starts[slots]) - 1
         return np.maximum(room, -1)
 
     def goes_on(self, slots: Int32) -> Bool:
@@ -40,11 +39,21 @@ class SlotProgress:
 
         Such a row becomes one of the padding slot, which reads and writes nothing that counts.
         """
-        is_decode = ~plan.is_prefill
-        slots, starts, counts = plan.slots.copy(), plan.starts.copy(), plan.counts.copy()
-        decoder_starts, is_real = plan.decoder_starts.copy(), num_drafts >= 0
-        slots[is_decode] *= is_real
-        starts[is_decode] = self.starts[slots[is_decode]] * is_real
-        counts[is_decode] = np.maximum(num_drafts, 0) + 1
-        decoder_starts[is_decode] *= is_real
-        return dataclasses.replace(plan, slots=slots, starts=starts, counts=counts, decoder_starts=decoder_starts)
+        rows = decode_rows(plan)
+        slots, starts, counts, decoder_starts = (
+            plan.slots.copy(), plan.starts.copy(), plan.counts.copy(), plan.decoder_starts.copy()
+        )  # fmt: skip
+        starts[rows] = self.starts[slots[rows]]
+        counts[rows] = num_drafts + 1
+        if num_drafts.min(initial=0) < 0:
+            is_real = num_drafts >= 0
+            slots[rows] *= is_real
+            starts[rows] *= is_real
+            decoder_starts[rows] *= is_real
+            counts[rows] += ~is_real
+        return plan.moved(slots, starts, counts, decoder_starts)
+
+
+def decode_rows(plan: StepPlan) -> slice | NDArray[np.int64]:
+    """Index of the decode rows; of all rows by a slice, which copies nothing."""
+    return np.flatnonzero(~plan.is_prefill) if plan.is_prefill.any() else slice(None)

@@ -25,9 +25,12 @@ def count_tokens(token_ids: Int32, is_usable: Bool, num_lines: Int32, drafts: In
     most = int(num_lines.max(initial=1)) - 1
     if most == 0:
         return np.ones_like(num_lines)
-    offsets = np.cumsum(num_lines) - num_lines
-    places = np.minimum(offsets[:, None] + np.arange(most), len(token_ids) - 1)
-    is_checked = np.arange(most) < num_lines[:, None] - 1
-    agrees = is_checked & (token_ids[places] == drafts[:, :most]) & is_usable[places]
-    num_tokens: Int32 = (1 + np.logical_and.accumulate(agrees, axis=1).sum(axis=1)).astype(np.int32)
+    place = np.arange(most)
+    places = (num_lines.cumsum() - num_lines)[:, None] + place
+    agrees = np.zeros((len(num_lines), most + 1), dtype=np.bool_)
+    drafted = agrees[:, :most]
+    np.equal(token_ids.take(places, mode="clip"), drafts[:, :most], out=drafted)
+    drafted &= is_usable.take(places, mode="clip")
+    drafted &= place < num_lines[:, None] - 1
+    num_tokens: Int32 = (1 + agrees.argmin(axis=1)).astype(np.int32)
     return num_tokens

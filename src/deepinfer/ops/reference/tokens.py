@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from deepinfer.ops.batch import TokenBatch
 from deepinfer.ops.reference.numerics import Numerics
 from deepinfer.ops.reference.rings import write_ring
 from deepinfer.ops.reference.shapes import expect
+from deepinfer.ops.transfer import to_device
 from deepinfer.ops.values import Int32
 
 
@@ -31,9 +31,8 @@ def write_tokens(numerics: Numerics, token_ids: Tensor, ring: Tensor, slots: Int
 
 def read_table(numerics: Numerics, table: Tensor, slots: Int32, columns: int) -> Tensor:
     """The first `columns` entries of these slots' lines [n, columns]."""
-    return table[:, :columns].index_select(0, torch.from_numpy(slots).to(table.device))
+    return table[:, :columns].index_select(0, to_device(slots, table.device))
 
 
 def _places(ring: Tensor, slots: Int32, positions: Int32) -> tuple[Tensor, Tensor]:
-    host = slots, positions % ring.shape[1]
-    return torch.from_numpy(host[0]).to(ring.device), torch.from_numpy(host[1]).to(ring.device)
+    return to_device(slots, ring.device), to_device(positions % ring.shape[1], ring.device)
