@@ -27,7 +27,7 @@ WIDE_PAIRS, WIDE_BYTES = 2048, 1 << 30  # pairs an expert above which e2m1 is wi
 
 
 class Form(NamedTuple):
-    """One form of the kernel: tiles of rows (of a cluster) and tokens, and its launch."""
+    """One of the two forms of the kernel: tiles of rows (of a cluster) and tokens, and its launch."""
 
     name: str
     rows: int
@@ -39,11 +39,7 @@ class Form(NamedTuple):
 
 
 MANY = Form("many", 256, TOKEN_TILE, 384, 220 * 1024, 1, 2)
-FEW = {
-    E4M3_CHUNK: Form("few", 64, 64, 128, 112 * 1024, 2, 1),
-    E2M1_CHUNK: Form("few", 64, 64, 128, 54 * 1024, 4, 1),
-}
-FEW_PAIRS = 48  # an expert: as many and the usual spread fit a tile of the form for few
+FEW = Form("few", 64, 64, 160, 112 * 1024, 2, 1)
 
 
 class Packed(NamedTuple):
@@ -126,7 +122,7 @@ def products(panels: Panels, matrix: Packed, places: Places | None = None) -> Te
     if places and len(places.of_pairs) > WIDE_PAIRS * num_experts and matrix.chunks.numel() * 2 <= WIDE_BYTES:
         matrix = widened(matrix)
     blocks = num_multiprocessors(device)
-    form = form_for(matrix, panels, places)
+    form = FEW if 4 * num_tiles(MANY, matrix, panels, places) <= blocks else MANY
     kernel = kernel_for(matrix.chunks.shape[-1], form, device)
     assert kernel is not None, "matrices are packed only where the kernel is"
     begins, ends = (places.begins, places.ends) if places else (None, None)
@@ -149,14 +145,6 @@ def widened(matrix: Packed) -> Packed:
     chunks = torch.empty(*shape, E4M3_CHUNK, dtype=torch.uint8, device=device)
     kernel.launch((math.prod(shape), 1, 1), (matrix.chunks, chunks))
     return matrix._replace(chunks=chunks)
-
-
-def form_for(matrix: Packed, panels: Panels, places: Places | None) -> Form:
-    """The faster form; results are the same."""
-    num_experts, *_, chunk = matrix.chunks.shape
-    is_few = (len(places.of_pairs) if places else panels.num_tokens) <= FEW_PAIRS * num_experts
-    leaves_idle = 4 * num_tiles(MANY, matrix, panels, places) <= num_multiprocessors(matrix.chunks.device)
-    return FEW[chunk] if is_few or leaves_idle else MANY
 
 
 def num_tiles(form: Form, matrix: Packed, panels: Panels, places: Places | None) -> int:

@@ -1,14 +1,13 @@
 // Products of tokens with a matrix, or with the matrix of the expert that each token chose: out = x @ matrix^T.
 //
-// Tokens are e4m3, matrices e4m3 or packed e2m1, both in the order of `products.py`. One thread brings rows and tokens to
+// Tokens are e4m3, matrices e4m3 or packed e2m1, both in the order of `products.py`. One warp brings rows and tokens to
 // shared memory by bulk copies, 128 columns at a time and some steps ahead, across tiles. A group of four warps takes 64
 // rows of a tile: their codes come to registers, are widened to e4m3 there and are the left operand; tokens, the right
 // one, stay in shared memory. The matrix unit sums 128 columns in its narrow accumulator, from zero; then its sums are
 // added to those before. So a result has one order of sums, whatever the tile.
 //
-// Two forms: for many tokens a block has two groups, tiles of 128 tokens and a warp that brings them, and a cluster of two
-// blocks shares tokens, each bringing half to both. For few tokens a block has one group that brings its own, and two or
-// four blocks share a multiprocessor: a step is a chain of waits, and only other blocks fill them.
+// Two forms: for many tokens a block has two groups and tiles of 128 tokens, and a cluster of two blocks shares them, each
+// bringing half to both. For few tokens a block has one group, and two share a multiprocessor.
 
 #include "hopper.cuh"
 
@@ -89,10 +88,11 @@ struct Turn {
     int stage, parity;
 };
 
-template <class FORMAT, int SIZE, int CLUSTER_SIZE, int STAGE_KB> struct Shared {
+template <class FORMAT, int SIZE, int CLUSTER_SIZE> struct Shared {
     typedef FORMAT Format;
     static constexpr int GROUPS = SIZE, CLUSTER = CLUSTER_SIZE, TOKENS = GROUPS * 64;
-    static constexpr int STAGES = STAGE_KB * 1024 / (TOKENS * STEP + GROUPS * Format::CHUNK);
+    static constexpr int STAGE_BYTES = TOKENS * STEP + GROUPS * Format::CHUNK;
+    static constexpr int STAGES = (GROUPS == 1 ? 96 : 180) * 1024 / STAGE_BYTES;
 
     u8 tokens[STAGES][TOKENS * STEP];
     u8 matrix[STAGES][GROUPS * Format::CHUNK];
@@ -150,36 +150,23 @@ template <class Own> __device__ inline Tile find(const Own &own, const Arguments
 
 __device__ inline int padded(int count) { return count > 64 ? 128 : count > 32 ? 64 : count > 16 ? 32 : 16; }
 
-// The steps of a block's tiles, in their order, on their way to shared memory.
-template <class Own> struct Delivery {
-    int number, step = 0, tokens;  // next tile, steps of this one that are left, bytes of its tokens
-    const u8 *matrix, *x;
-    Turn turn = {0, 0};
-
-    // Brings a step when its stage is free; false where none is left.
-    __device__ bool next(Own &own, const Arguments &given, int row_tiles, int tiles) {
-        constexpr int CHUNK = Own::Format::CHUNK, BYTES = Own::GROUPS * CHUNK;
-        int share = tokens / Own::CLUSTER;
-        if (step == 0) {
-            if (number >= tiles) return false;
-            Tile tile = find(own, given, number, row_tiles);
-            number += gridDim.x / Own::CLUSTER, step = given.steps;
-            tokens = padded(tile.count) * STEP, share = tokens / Own::CLUSTER;
-            i64 group = (i64)tile.expert * padded_rows(given) / ROWS + tile.rows * Own::GROUPS;  // of 64 rows, the first
-            matrix = given.matrix + group / 2 * given.steps * 2 * CHUNK + group % 2 * CHUNK;
-            x = given.x + (i64)tile.first * STEP + rank_in_cluster() * share;
-        }
-        u32 full = shared(own.full + turn.stage), to = shared(own.tokens[turn.stage]);
+template <class Own> __device__ inline void bring(Own &own, const Arguments &given, const Tile &tile, Turn &turn) {
+    constexpr int CHUNK = Own::Format::CHUNK, BYTES = Own::GROUPS * CHUNK;
+    int tokens = padded(tile.count) * STEP, share = tokens / Own::CLUSTER, skipped = rank_in_cluster() * share;
+    i64 group = (i64)tile.expert * padded_rows(given) / ROWS + tile.rows * Own::GROUPS;  // of 64 rows, the first
+    const u8 *matrix = given.matrix + group / 2 * given.steps * 2 * CHUNK + group % 2 * CHUNK;
+    const u8 *x = given.x + (i64)tile.first * STEP + skipped;
+    for (int step = 0; step < given.steps; ++step, own.advance(turn)) {
+        u32 full = shared(own.full + turn.stage);
         wait(shared(own.empty + turn.stage), turn.parity ^ 1);
         expect(full, tokens + BYTES);
         copy(shared(own.matrix[turn.stage]), matrix, BYTES, full);
-        if (Own::CLUSTER > 1) copy_to_pair(to + rank_in_cluster() * share, x, share, full);
-        else copy(to, x, tokens, full);
-        matrix += 2 * CHUNK, x += given.place_stride * STEP;
-        own.advance(turn), --step;
-        return true;
+        if (Own::CLUSTER > 1) copy_to_pair(shared(own.tokens[turn.stage]) + skipped, x, share, full);
+        else copy(shared(own.tokens[turn.stage]), x, tokens, full);
+        matrix += 2 * CHUNK;
+        x += given.place_stride * STEP;
     }
-};
+}
 
 // ---- products [64 rows, 2 * size tokens] = or += a [64, 32] tokens [tokens, 32]^T
 
@@ -231,10 +218,10 @@ template <class Own> __device__ inline void leave(Own &own, const Turn &turn) {
     }
 }
 
-// A step's products, the next step's left operand, and what is to be done after each step.
-template <bool IS_LAST, class Own, int SIZE, class After>
+// A step's products, and the next step's left operand.
+template <bool IS_LAST, class Own, int SIZE>
 __device__ inline void step(
-    Own &own, Turn &turn, After &after_each, const Left &left, Left &next, float (&part)[SIZE],
+    Own &own, Turn &turn, const Left &left, Left &next, float (&part)[SIZE],
     float (&sums)[SIZE]) {
     Turn after = turn;
     own.advance(after);
@@ -247,7 +234,6 @@ __device__ inline void step(
     if (!IS_LAST) read(own, after, next);
     products_wait();
     leave(own, turn);
-    after_each();
 #pragma unroll
     for (int i = 0; i < SIZE; ++i) sums[i] += part[i];
     turn = after;
@@ -256,8 +242,8 @@ __device__ inline void step(
 __device__ inline void meet_group() { asm volatile("bar.sync %0, 128;" ::"r"(threadIdx.x / GROUP + 1) : "memory"); }
 
 // A group's rows of a tile: sums of all steps, scaled, to bf16, turned in shared memory and sent out.
-template <int SIZE, class Own, class After>
-__device__ inline void take(Own &own, const Arguments &given, const Tile &tile, Turn &turn, After &after_each) {
+template <int SIZE, class Own>
+__device__ inline void take(Own &own, const Arguments &given, const Tile &tile, Turn &turn) {
     int group = threadIdx.x / GROUP, thread = threadIdx.x % GROUP, lane = thread % 32, warp = thread / 32;
     int row = (tile.rows * Own::GROUPS + group) * ROWS;
     const float *scale = given.scale + (i64)tile.expert * padded_rows(given) + row + warp * 16 + lane / 4;
@@ -266,11 +252,11 @@ __device__ inline void take(Own &own, const Arguments &given, const Tile &tile, 
     Left a, b;
     read(own, turn, a);
     for (int at = 2; at < given.steps; at += 2) {
-        step<false>(own, turn, after_each, a, b, part, sums);
-        step<false>(own, turn, after_each, b, a, part, sums);
+        step<false>(own, turn, a, b, part, sums);
+        step<false>(own, turn, b, a, part, sums);
     }
-    step<false>(own, turn, after_each, a, b, part, sums);
-    step<true>(own, turn, after_each, b, a, part, sums);
+    step<false>(own, turn, a, b, part, sums);
+    step<true>(own, turn, b, a, part, sums);
     u32 out = shared(own.out[group]);
     stores_read();
     if (thread < Own::TOKENS) own.factors[group][thread] = factor;
@@ -297,56 +283,30 @@ __device__ inline void take(Own &own, const Arguments &given, const Tile &tile, 
     stores_commit();
 }
 
-// What a group does after each step: nothing, or one of its threads brings the next.
-struct Nothing {
-    __device__ void operator()() {}
-};
-
-template <class Own> struct Deliver {
-    Own &own;
-    const Arguments &given;
-    int row_tiles, tiles;
-    Delivery<Own> delivery;
-
-    __device__ void operator()() {
-        if (threadIdx.x == 0) delivery.next(own, given, row_tiles, tiles);
-        __syncwarp();
-    }
-};
-
-template <class Own, class After>
-__device__ inline void take_all(Own &own, const Arguments &given, int row_tiles, int tiles, After &after_each) {
-    Turn turn = {0, 0};
-    for (int number = blockIdx.x / Own::CLUSTER; number < tiles; number += gridDim.x / Own::CLUSTER) {
-        Tile tile = find(own, given, number, row_tiles);
-        int tokens = padded(tile.count);
-        if (Own::GROUPS > 1 && tokens == 128) take<64>(own, given, tile, turn, after_each);
-        else if (tokens == 64) take<32>(own, given, tile, turn, after_each);
-        else if (tokens == 32) take<16>(own, given, tile, turn, after_each);
-        else take<8>(own, given, tile, turn, after_each);
-    }
-    stores_wait();
-}
-
 template <class Own> __device__ inline void products(const Arguments &given) {
     extern __shared__ __align__(1024) u8 memory[];
     Own &own = *(Own *)memory;
     set_up(own, given);
-    constexpr int TILE = Own::GROUPS * Own::CLUSTER * ROWS;
+    constexpr int GROUPS = Own::GROUPS, TILE = GROUPS * Own::CLUSTER * ROWS;
     int row_tiles = (given.num_rows + TILE - 1) / TILE, tiles = own.tile_ends[given.num_experts - 1] * row_tiles;
-    Delivery<Own> delivery = {int(blockIdx.x) / Own::CLUSTER};
-    if (Own::GROUPS == 1) {
-        Deliver<Own> deliver = {own, given, row_tiles, tiles, delivery};
-        for (int ahead = 0; ahead < Own::STAGES; ++ahead) deliver();
-        take_all(own, given, row_tiles, tiles, deliver);
-    } else if (threadIdx.x >= Own::GROUPS * GROUP) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-        if (threadIdx.x == Own::GROUPS * GROUP)
-            while (delivery.next(own, given, row_tiles, tiles)) {}
+    int first = blockIdx.x / Own::CLUSTER, apart = gridDim.x / Own::CLUSTER;
+    Turn turn = {0, 0};
+    if (threadIdx.x >= GROUPS * GROUP) {
+        if (GROUPS > 1) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        if (threadIdx.x == GROUPS * GROUP)
+            for (int number = first; number < tiles; number += apart)
+                bring(own, given, find(own, given, number, row_tiles), turn);
     } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-        Nothing nothing;
-        take_all(own, given, row_tiles, tiles, nothing);
+        if (GROUPS > 1) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+        for (int number = first; number < tiles; number += apart) {
+            Tile tile = find(own, given, number, row_tiles);
+            int tokens = padded(tile.count);
+            if (GROUPS > 1 && tokens == 128) take<64>(own, given, tile, turn);
+            else if (tokens == 64) take<32>(own, given, tile, turn);
+            else if (tokens == 32) take<16>(own, given, tile, turn);
+            else take<8>(own, given, tile, turn);
+        }
+        stores_wait();
     }
     if (Own::CLUSTER > 1) meet();
 }
@@ -370,20 +330,20 @@ extern "C" __global__ void __launch_bounds__(GROUP) widen(const Widening given) 
         *(Four *)(to + part * 2048) = {left[part][0], left[part][1], left[part][2], left[part][3]};
 }
 
-constexpr int MANY = 3 * GROUP, FEW = GROUP;
+constexpr int MANY = 3 * GROUP, FEW = GROUP + 32;
 
 extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(MANY, 1) many_e4m3(const Arguments given) {
-    products<Shared<E4m3, 2, 2, 180>>(given);
+    products<Shared<E4m3, 2, 2>>(given);
 }
 
 extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(MANY, 1) many_e2m1(const Arguments given) {
-    products<Shared<E2m1, 2, 2, 180>>(given);
+    products<Shared<E2m1, 2, 2>>(given);
 }
 
 extern "C" __global__ void __launch_bounds__(FEW, 2) few_e4m3(const Arguments given) {
-    products<Shared<E4m3, 1, 1, 96>>(given);
+    products<Shared<E4m3, 1, 1>>(given);
 }
 
-extern "C" __global__ void __launch_bounds__(FEW, 4) few_e2m1(const Arguments given) {
-    products<Shared<E2m1, 1, 1, 40>>(given);
+extern "C" __global__ void __launch_bounds__(FEW, 2) few_e2m1(const Arguments given) {
+    products<Shared<E2m1, 1, 1>>(given);
 }
