@@ -128,7 +128,7 @@ class Rank:
         plan.decoder_starts = np.full_like(slots, max(0, length - KEPT_TOKENS))
         plan.host_tokens = np.random.default_rng(0).integers(3, self.config.vocab_size, num_tokens).astype(np.int32)
         plan.setups = [_setup(int(slot), length) for slot in slots]
-        wall, host = self._steps(plan, 1, repeats)
+        wall, host = self._steps(plan, WARM_STEPS, repeats)
         work = Work(num_requests, num_tokens, num_requests * min(length, KEPT_TOKENS), num_requests, length)
         self._clock.clear()
         self._clock.is_on = True
