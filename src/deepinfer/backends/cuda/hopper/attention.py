@@ -27,6 +27,7 @@ from deepinfer.backends.cuda.hopper.numbers import (
 from deepinfer.backends.cuda.hopper.projections import Attention
 from deepinfer.backends.cuda.hopper.rings import write_ring
 from deepinfer.backends.cuda.hopper.rope import rotate_heads
+from deepinfer.backends.cuda.hopper.sizes import cdiv, next_power_of_2
 from deepinfer.backends.cuda.native import Kernel, load
 from deepinfer.ops.batch import TokenBatch
 from deepinfer.ops.reference.shapes import expect, require
@@ -222,8 +223,8 @@ def attend(
         return out
     span = window + (num_tokens // len(batch.row_slots) if batch.is_block else 0)  # rows of a block are equally long
     q, window_rows, entries = q.contiguous(), window_rows.contiguous(), entries.contiguous()
-    table, window_tile = batch.block_table.contiguous(), triton.cdiv(span, SHARE_KEYS) * SHARE_KEYS
-    num_keys = window_tile + triton.cdiv(entries.shape[1], SHARE_KEYS) * SHARE_KEYS
+    table, window_tile = batch.block_table.contiguous(), cdiv(span, SHARE_KEYS) * SHARE_KEYS
+    num_keys = window_tile + cdiv(entries.shape[1], SHARE_KEYS) * SHARE_KEYS
     places = (
         window_rows, ring, pages, entries, batch.positions, batch.rows, batch.row_offsets, batch.row_starts,
         batch.row_slots, batch.window_starts, table, ring.shape[1], ring.stride(0), ring.shape[0], pages.stride(0),
@@ -246,10 +247,10 @@ def attend(
     shares = torch.empty(num_tokens, heads, num_keys, dtype=torch.bfloat16, device=q.device)
     peaks = torch.empty(num_tokens, num_keys // SHARE_KEYS, heads, device=q.device)
     totals = torch.empty(num_tokens, heads, device=q.device)
-    head_tile = min(64, max(16, triton.next_power_of_2(heads)))
-    tile = max(64, triton.next_power_of_2(dim))
+    head_tile = min(64, max(16, next_power_of_2(heads)))
+    tile = max(64, next_power_of_2(dim))
     shape = heads, dim, window, span, window_tile, head_tile, tile, NARROW, SHARE_KEYS
-    grid = num_tokens, triton.cdiv(heads, head_tile)  # only the first may pass 65,535
+    grid = num_tokens, cdiv(heads, head_tile)  # only the first may pass 65,535
     share_kernel[grid](
         q, attention.sink, shares, peaks, totals, dim**-0.5, num_keys, num_keys, *places, *shape,
         num_warps=SHARE_WARPS, num_stages=1,

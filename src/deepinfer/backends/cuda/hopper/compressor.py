@@ -24,6 +24,7 @@ from deepinfer.backends.cuda.hopper.numbers import (
 )
 from deepinfer.backends.cuda.hopper.rings import write_ring
 from deepinfer.backends.cuda.hopper.rope import rotated_tail
+from deepinfer.backends.cuda.hopper.sizes import next_power_of_2
 from deepinfer.ops.batch import TokenBatch
 from deepinfer.ops.reference.rope import rope_frequencies
 from deepinfer.ops.reference.shapes import expect, require
@@ -194,14 +195,14 @@ def compress(
     compress_kernel[(num_tokens,)](
         rows, ring, batch.positions, batch.rows, batch.row_starts, batch.row_slots, table, compressor.norm.weight,
         compressor.norm.eps, compressor.frequencies, latent, pages, length, slot_stride, num_slots, pages.stride(0),
-        pages.shape[0], per_block, table.shape[1], ratio, dim, rope, triton.next_power_of_2(dim) // 2,
+        pages.shape[0], per_block, table.shape[1], ratio, dim, rope, next_power_of_2(dim) // 2,
         num_warps=4, enable_fp_fusion=False,
     )  # fmt: skip
     keys = linear(latent, compressor.index_wk)
     index_key_kernel[(num_tokens,)](
         keys, batch.positions, batch.rows, table, compressor.index_norm.weight, compressor.index_norm.eps,
         compressor.frequencies, index_pages, index_pages.stride(0), index_pages.shape[0], per_block, table.shape[1],
-        ratio, index_dim, rope, triton.next_power_of_2(index_dim) // 2, num_warps=1, enable_fp_fusion=False,
+        ratio, index_dim, rope, next_power_of_2(index_dim) // 2, num_warps=1, enable_fp_fusion=False,
     )  # fmt: skip
     if state is not None and ratio > 1:
         write_ring(state, rows.unflatten(-1, (2, dim)), batch)

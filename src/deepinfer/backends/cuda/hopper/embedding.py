@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import triton
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -13,6 +12,7 @@ from deepinfer.backends.cuda.hopper.hyper import collapse_kernel
 from deepinfer.backends.cuda.hopper.linear import linear
 from deepinfer.backends.cuda.hopper.matrices import Matrix, prepare_matrix
 from deepinfer.backends.cuda.hopper.norm import Norm, prepare_norm
+from deepinfer.backends.cuda.hopper.sizes import next_power_of_2
 from deepinfer.ops.reference.shapes import expect
 from deepinfer.ops.weights import HeadWeights, Weight
 
@@ -61,6 +61,6 @@ def head(streams: Tensor, pre: Tensor, head: Head) -> Tensor:
     if num_tokens:
         collapse_kernel[(num_tokens,)](
             streams.contiguous(), pre.contiguous(), head.norm.weight, head.norm.eps, x,
-            hidden, m, triton.next_power_of_2(hidden), num_warps=8,
+            hidden, m, next_power_of_2(hidden), num_warps=8,
         )  # fmt: skip
     return linear(x, head.matrix)

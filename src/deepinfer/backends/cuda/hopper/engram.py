@@ -12,6 +12,7 @@ from torch import Tensor
 from deepinfer.backends.cuda.hopper.linear import linear
 from deepinfer.backends.cuda.hopper.matrices import Matrix, prepare_matrix
 from deepinfer.backends.cuda.hopper.numbers import from_e4m3_bytes, to_bf16, ue8m0
+from deepinfer.backends.cuda.hopper.sizes import next_power_of_2
 from deepinfer.ops.reference import quant
 from deepinfer.ops.reference.shapes import expect, require
 from deepinfer.ops.weights import EngramWeights
@@ -92,12 +93,12 @@ def engram(streams: Tensor, rows: Tensor, is_image: Tensor | None, engram: Engra
     gathered = torch.empty(num_tokens, columns * width, dtype=torch.bfloat16, device=device)
     gather_kernel[(num_tokens,)](
         engram.codes, engram.scales, rows.contiguous(), gathered, len(engram.codes),
-        columns, triton.next_power_of_2(columns), width, triton.next_power_of_2(width), num_warps=8,
+        columns, next_power_of_2(columns), width, next_power_of_2(width), num_warps=8,
     )  # fmt: skip
     memory = linear(gathered, engram.wkv)
     images = is_image.contiguous().view(torch.uint8) if is_image is not None else engram.codes
     gate_kernel[(num_tokens, num_streams)](
         streams.contiguous(), memory, engram.weight, images, out, engram.norm_eps, hidden**-0.5,
-        is_image is not None, hidden, num_streams, triton.next_power_of_2(hidden), num_warps=8,
+        is_image is not None, hidden, num_streams, next_power_of_2(hidden), num_warps=8,
     )  # fmt: skip
     return out

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from deepinfer.backends.cuda.hopper.numbers import e2m1_as_e4m3, group_bytes, multiply, to_bf16
 from deepinfer.backends.cuda.hopper.quant import Rows
+from deepinfer.backends.cuda.hopper.sizes import cdiv, next_power_of_2
 from deepinfer.ops.reference import quant
 from deepinfer.ops.reference.shapes import require
 from deepinfer.ops.weights import Weight
@@ -158,9 +159,9 @@ def expert_matmul(x: Rows, stack: Stack, order: Tensor, ends: Tensor, pairs_per_
     out = torch.empty(num_pairs, num_rows, dtype=torch.bfloat16, device=order.device)
     options = expert_tiles(num_pairs, num_experts)
     most = num_pairs // options["TOKEN_TILE"] + min(num_experts, num_pairs)
-    experts_kernel[(most, triton.cdiv(num_rows, options["ROW_TILE"]))](
+    experts_kernel[(most, cdiv(num_rows, options["ROW_TILE"]))](
         x.values, x.scale, stack.codes, stack.shifts, stack.scale, order, ends, out, num_experts, pairs_per_line,
-        num_rows, stack.width, half * 2, triton.next_power_of_2(num_experts), STEP=STEP, **options,
+        num_rows, stack.width, half * 2, next_power_of_2(num_experts), STEP=STEP, **options,
     )  # fmt: skip
     return out
 

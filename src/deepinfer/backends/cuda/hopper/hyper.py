@@ -19,6 +19,7 @@ from torch import Tensor
 from deepinfer.backends.cuda import native
 from deepinfer.backends.cuda.hopper.norm import Norm, prepare_norm, rms_norm
 from deepinfer.backends.cuda.hopper.numbers import bf16_rounded, multiply, to_bf16
+from deepinfer.backends.cuda.hopper.sizes import cdiv, next_power_of_2
 from deepinfer.ops.reference.shapes import expect
 from deepinfer.ops.values import Mix
 from deepinfer.ops.weights import HyperWeights, NormWeights
@@ -56,7 +57,7 @@ def prepare_hyper(hyper: HyperWeights, norm: NormWeights) -> Hyper:
     expect("hyper fn", fn, ((2 + streams) * streams, None))
     expect("hyper base", hyper.base.value, (fn.shape[0],))
     expect("hyper scale", hyper.scale.value, (3,))
-    padded = fn.new_zeros(max(16, triton.next_power_of_2(fn.shape[0])), fn.shape[1])
+    padded = fn.new_zeros(max(16, next_power_of_2(fn.shape[0])), fn.shape[1])
     padded[: fn.shape[0]] = fn
     high = padded.to(torch.bfloat16)
     sizes = torch.tensor([streams, streams, streams * streams], device=fn.device)
@@ -199,7 +200,7 @@ def _enter_native(streams: Tensor, pre: Tensor, hyper: Hyper, x: Tensor, mix: Mi
     weights = hyper.fn_packed, hyper.gain, hyper.base, hyper.norm.weight
     numbers = num_tokens, hyper.num_iterations, hyper.eps, hyper.norm_eps, hyper.norm.eps
     given = streams, pre, *weights, sums, x, mix.pre, mix.post, mix.comb, *numbers
-    first.launch((NATIVE_PARTS, min(NATIVE_GROUPS, triton.cdiv(num_tokens, NATIVE_WARPS * tokens)), 1), given)
+    first.launch((NATIVE_PARTS, min(NATIVE_GROUPS, cdiv(num_tokens, NATIVE_WARPS * tokens)), 1), given)
     second.launch((num_tokens, 1, 1), given)
     return True
 
@@ -220,17 +221,17 @@ def hyper_enter(streams: Tensor, pre: Tensor, hyper: Hyper) -> tuple[Tensor, Mix
     mix = Mix(*(torch.empty(num_tokens, *shape, device=device) for shape in ((m,), (m,), (m, m))))
     if not num_tokens or _enter_native(streams, pre, hyper, x, mix):
         return x, mix
-    num_pieces = triton.cdiv(width, PIECE)
+    num_pieces = cdiv(width, PIECE)
     sums = torch.empty(num_pieces, num_tokens, num_mixes, device=device)
-    mix_pieces_kernel[(triton.cdiv(num_tokens, TOKEN_TILE), num_pieces)](
+    mix_pieces_kernel[(cdiv(num_tokens, TOKEN_TILE), num_pieces)](
         streams, hyper.fn_high, hyper.fn_low, sums, num_tokens,
         width, num_mixes, PIECE, TOKEN_TILE, 128, num_warps=4, num_stages=3,
     )  # fmt: skip
     enter_kernel[(num_tokens,)](
         streams, pre, hyper.norm.weight, hyper.norm.eps, sums, hyper.gain, hyper.base,
         x, mix.pre, mix.post, mix.comb, num_tokens, hyper.eps, hyper.norm_eps,
-        hidden, m, triton.next_power_of_2(m), triton.next_power_of_2(hidden), num_mixes,
-        num_pieces, triton.next_power_of_2(num_pieces), hyper.num_iterations, num_warps=8,
+        hidden, m, next_power_of_2(m), next_power_of_2(hidden), num_mixes,
+        num_pieces, next_power_of_2(num_pieces), hyper.num_iterations, num_warps=8,
     )  # fmt: skip
     return x, mix
 
@@ -260,10 +261,10 @@ def hyper_leave(streams: Tensor, output: Tensor, mix: Mix) -> Tensor:
     num_tokens, m, hidden = streams.shape
     expect("output", output, (num_tokens, hidden), torch.bfloat16)
     out = torch.empty_like(streams, memory_format=torch.contiguous_format)
-    tile = min(1024, triton.next_power_of_2(hidden))
+    tile = min(1024, next_power_of_2(hidden))
     if num_tokens:
-        leave_kernel[(num_tokens, triton.cdiv(hidden, tile))](
+        leave_kernel[(num_tokens, cdiv(hidden, tile))](
             streams.contiguous(), output.contiguous(), mix.post.contiguous(), mix.comb.contiguous(), out,
-            hidden, m, triton.next_power_of_2(m), tile, num_warps=4,
+            hidden, m, next_power_of_2(m), tile, num_warps=4,
         )  # fmt: skip
     return out

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from deepinfer.backends.cuda.hopper.numbers import group_bytes, multiply, scaled_e2m1, ue8m0
 from deepinfer.backends.cuda.hopper.selection import GROUP
+from deepinfer.backends.cuda.hopper.sizes import cdiv, next_power_of_2
 from deepinfer.backends.cuda.native import Kernel, load
 from deepinfer.ops.batch import TokenBatch
 
@@ -176,17 +177,17 @@ def entry_scores(
     """Scores [last - first, entries] float32 of these tokens, and the best visible one of each GROUP entries."""
     num_entries, table = (batch.max_position + 1) // indexer.ratio, batch.block_table.contiguous()
     scores = torch.empty(last - first, num_entries, device=q.device)
-    peaks = torch.empty(last - first, triton.cdiv(num_entries, GROUP), device=q.device)
+    peaks = torch.empty(last - first, cdiv(num_entries, GROUP), device=q.device)
     rows, firsts, lasts = _row_tiles(batch)
     given = q, weights, index_pages, table, rows, firsts, lasts, visible, scores, peaks, num_entries, peaks.shape[1]
     paging = index_pages.stride(0), index_pages.shape[0], index_pages.shape[1], table.shape[1]
     if kernel := _native("score_keys", q, indexer, index_pages, NATIVE_TILE):
-        num_tiles = triton.cdiv(num_entries, NATIVE_TILE)
-        tiles = min(NATIVE_TILES, triton.cdiv(num_tiles, max(1, NATIVE_PROGRAMS * TOKEN_TILE // (last - first))))
-        kernel.launch((len(rows), triton.cdiv(num_tiles, tiles), 1), (*given, *paging, first, last, tiles))
+        num_tiles = cdiv(num_entries, NATIVE_TILE)
+        tiles = min(NATIVE_TILES, cdiv(num_tiles, max(1, NATIVE_PROGRAMS * TOKEN_TILE // (last - first))))
+        kernel.launch((len(rows), cdiv(num_tiles, tiles), 1), (*given, *paging, first, last, tiles))
         return scores, peaks
-    score_kernel[(len(rows), triton.cdiv(num_entries, KEY_TILE * KEY_TILES))](
-        *given, *paging, first, last, indexer.num_heads, indexer.dim, max(4, triton.next_power_of_2(indexer.num_heads)),
+    score_kernel[(len(rows), cdiv(num_entries, KEY_TILE * KEY_TILES))](
+        *given, *paging, first, last, indexer.num_heads, indexer.dim, max(4, next_power_of_2(indexer.num_heads)),
         GROUP, TOKEN_TILE, KEY_TILE, KEY_TILES, num_warps=4,
     )  # fmt: skip
     return scores, peaks
@@ -208,14 +209,14 @@ def candidate_scores(
     given = q, weights, index_pages, table, batch.rows, visible, blocks, scores, num_blocks * size
     paging = index_pages.stride(0), index_pages.shape[0], index_pages.shape[1], table.shape[1]
     if size == GROUP and (kernel := _native("score_candidates", q, indexer, index_pages, GROUP)):
-        num_tiles = triton.cdiv(num_blocks * size, NATIVE_TILE)
+        num_tiles = cdiv(num_blocks * size, NATIVE_TILE)
         programs = max(1, NATIVE_CANDIDATE_PROGRAMS // num_tokens)
-        tiles = min(NATIVE_CANDIDATE_TILES, triton.cdiv(num_tiles, programs))
-        kernel.launch((num_tokens, triton.cdiv(num_tiles, tiles), 1), (*given, *paging, num_blocks, first, tiles))
+        tiles = min(NATIVE_CANDIDATE_TILES, cdiv(num_tiles, programs))
+        kernel.launch((num_tokens, cdiv(num_tiles, tiles), 1), (*given, *paging, num_blocks, first, tiles))
         return scores
-    candidate_kernel[(num_tokens, triton.cdiv(num_blocks * size, CANDIDATE_TILE * CANDIDATE_TILES))](
+    candidate_kernel[(num_tokens, cdiv(num_blocks * size, CANDIDATE_TILE * CANDIDATE_TILES))](
         *given, *paging, num_blocks, first, indexer.num_heads, indexer.dim,
-        max(16, triton.next_power_of_2(indexer.num_heads)), size, CANDIDATE_TILE, CANDIDATE_TILES, num_warps=4,
+        max(16, next_power_of_2(indexer.num_heads)), size, CANDIDATE_TILE, CANDIDATE_TILES, num_warps=4,
     )  # fmt: skip
     return scores
 

@@ -17,6 +17,7 @@ from deepinfer.backends.cuda.hopper.matrices import Matrix, prepare_matrix
 from deepinfer.backends.cuda.hopper.numbers import e2m1_numbers, to_bf16, ue8m0
 from deepinfer.backends.cuda.hopper.rope import rotated_tail
 from deepinfer.backends.cuda.hopper.selection import GROUP, best_columns, best_of_blocks, group_peaks
+from deepinfer.backends.cuda.hopper.sizes import cdiv, next_power_of_2
 from deepinfer.ops.batch import TokenBatch
 from deepinfer.ops.reference.rope import rope_frequencies
 from deepinfer.ops.reference.shapes import expect, require
@@ -100,7 +101,7 @@ def select(
     expect("index pages", index_pages, (None, batch.block_tokens // indexer.ratio, indexer.dim // 32 * 17), torch.uint8)
     if candidates is not None:
         expect("candidates", candidates, (num_tokens, None), torch.int32)
-    num_blocks = triton.cdiv(num_entries, indexer.candidate_size) if indexer.keeps_candidates else 0
+    num_blocks = cdiv(num_entries, indexer.candidate_size) if indexer.keeps_candidates else 0
     visible = cast(
         Tensor, batch.once(("visible entries", indexer.ratio), lambda: (batch.positions + 1) // indexer.ratio)
     )
@@ -140,7 +141,7 @@ def _queries(x: Tensor, low_rank: Tensor, batch: TokenBatch, indexer: Indexer) -
     if len(q):
         query_kernel[(len(q), heads)](
             q, weights, dim**-0.5 * heads**-0.5, batch.positions, indexer.frequencies, heads, dim,
-            2 * len(indexer.frequencies), triton.next_power_of_2(dim) // 2, num_warps=1, enable_fp_fusion=False,
+            2 * len(indexer.frequencies), next_power_of_2(dim) // 2, num_warps=1, enable_fp_fusion=False,
         )  # fmt: skip
     return q, weights
 

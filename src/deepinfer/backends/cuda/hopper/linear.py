@@ -18,6 +18,7 @@ from deepinfer.backends.cuda.hopper.numbers import multiply, to_bf16
 from deepinfer.backends.cuda.hopper.panels import Panels, quantise_panels
 from deepinfer.backends.cuda.hopper.products import Packed, products
 from deepinfer.backends.cuda.hopper.quant import Rows, quantise, widened
+from deepinfer.backends.cuda.hopper.sizes import cdiv
 from deepinfer.ops.reference.shapes import require
 
 
@@ -111,7 +112,7 @@ def _launch(
         return
     has_scales = matrix.scale is not None
     options = tiles(num_tokens, num_rows * groups, has_scales)
-    grid = (triton.cdiv(num_tokens, options["TOKEN_TILE"]), triton.cdiv(num_rows, options["ROW_TILE"]), groups)
+    grid = (cdiv(num_tokens, options["TOKEN_TILE"]), cdiv(num_rows, options["ROW_TILE"]), groups)
     matmul_kernel[grid](
         x.values, x.scale, matrix.values, matrix.scale, out, num_tokens, *strides, *group_strides,
         ROWS=num_rows, WIDTH=width, HAS_SCALES=has_scales, IMPRECISE=128 if has_scales else 0, **options,

@@ -19,6 +19,7 @@ from deepinfer.backends.cuda.hopper.numbers import to_bf16
 from deepinfer.backends.cuda.hopper.panels import places_of, quantise_panels
 from deepinfer.backends.cuda.hopper.products import Packed, can_pack, pack_e2m1, products
 from deepinfer.backends.cuda.hopper.quant import quantise
+from deepinfer.backends.cuda.hopper.sizes import cdiv, next_power_of_2
 from deepinfer.backends.cuda.hopper.swiglu import swiglu, swiglu_panels
 from deepinfer.ops.reference.shapes import expect, require
 from deepinfer.ops.weights import ExpertWeights, RouterWeights
@@ -124,7 +125,7 @@ def route(x: Tensor, is_image: Tensor | None, router: Router) -> tuple[Tensor, T
         images = is_image.contiguous().view(torch.uint8) if is_image is not None else chosen
         route_kernel[(num_tokens,)](
             logits, router.bias, router.bias_vl, images, chosen, share, router.scaling, router.temperature,
-            num_experts, triton.next_power_of_2(num_experts), k, triton.next_power_of_2(k), router.scoring,
+            num_experts, next_power_of_2(num_experts), k, next_power_of_2(k), router.scoring,
             router.normalize, is_image is not None, num_warps=1,
         )  # fmt: skip
     return chosen, share
@@ -178,8 +179,8 @@ def experts(x: Tensor, chosen: Tensor, share: Tensor, experts: Experts) -> Tenso
         order, ends = ordered(chosen, len(experts.gate_up.codes))
         both = expert_matmul(quantise(x), experts.gate_up, order, ends, k)
         pairs = expert_matmul(swiglu(both, share, experts.limit), experts.down, order, ends, 1)
-    tile = min(1024, triton.next_power_of_2(hidden))
-    combine_kernel[(num_tokens, triton.cdiv(hidden, tile))](
+    tile = min(1024, next_power_of_2(hidden))
+    combine_kernel[(num_tokens, cdiv(hidden, tile))](
         pairs, pairs if of_pairs is None else of_pairs, out, hidden, k, tile, of_pairs is not None, num_warps=4
     )
     return out
@@ -210,5 +211,5 @@ def shared_expert(x: Tensor, routed: Tensor, expert: SharedExpert) -> Tensor:
         own = linear(swiglu(both, None, expert.limit), down)
     out = torch.empty_like(own)
     if own.numel():
-        add_kernel[(triton.cdiv(own.numel(), 1024),)](routed.contiguous(), own, out, own.numel(), 1024, num_warps=4)
+        add_kernel[(cdiv(own.numel(), 1024),)](routed.contiguous(), own, out, own.numel(), 1024, num_warps=4)
     return out

@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from deepinfer.backends.cuda.hopper.quant import fold_groups
+from deepinfer.backends.cuda.hopper.sizes import next_power_of_2
 
 STEP = 128  # columns of a panel
 TOKEN_TILE = 128  # tokens that a product reads together at most
@@ -85,7 +86,7 @@ def quantise_panels(x: Tensor, padded_width: int, places: Places | None = None) 
     num_rows, width = x.shape
     panels = empty_panels(num_rows, padded_width, places, x.device)
     if num_rows:
-        groups = triton.next_power_of_2(padded_width // 32)
+        groups = next_power_of_2(padded_width // 32)
         of_pairs, copies = (places.of_pairs, len(places.of_pairs) // num_rows) if places else (x, 0)
         quantise_panels_kernel[(num_rows,)](
             x, of_pairs, panels.codes, panels.scale, x.stride(0), panels.size, width, padded_width, groups, copies,

@@ -14,6 +14,7 @@ from deepinfer.backends.cuda.hopper.matrices import Matrix, prepare_matrix
 from deepinfer.backends.cuda.hopper.norm import Norm, prepare_norm, rms_norm
 from deepinfer.backends.cuda.hopper.numbers import INVERSE_FP8_MAX, e4m3_bytes, exponent_above, power, to_bf16
 from deepinfer.backends.cuda.hopper.rope import rotate_heads, rotated_tail
+from deepinfer.backends.cuda.hopper.sizes import next_power_of_2
 from deepinfer.ops.reference import quant
 from deepinfer.ops.reference.rope import rope_frequencies
 from deepinfer.ops.reference.shapes import expect
@@ -109,7 +110,7 @@ def _split_down(x: Tensor, positions: Tensor, attention: Attention) -> tuple[Ten
         split_down_kernel[(num_tokens,)](
             both, positions, attention.q_norm.weight, attention.q_norm.eps,
             attention.kv_norm.weight, attention.kv_norm.eps, attention.frequencies, low_rank, window_rows,
-            rank, dim, 2 * len(attention.frequencies), triton.next_power_of_2(rank), triton.next_power_of_2(dim) // 2,
+            rank, dim, 2 * len(attention.frequencies), next_power_of_2(rank), next_power_of_2(dim) // 2,
             num_warps=4, enable_fp_fusion=False,
         )  # fmt: skip
     return low_rank, window_rows

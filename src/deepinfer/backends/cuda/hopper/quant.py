@@ -21,6 +21,7 @@ from deepinfer.backends.cuda.hopper.numbers import (
     from_e4m3_bytes,
     power,
 )
+from deepinfer.backends.cuda.hopper.sizes import next_power_of_2
 from deepinfer.ops.reference.shapes import expect
 
 E4M3 = torch.float8_e4m3fn
@@ -61,7 +62,7 @@ def quantise(x: Tensor) -> Rows:
     codes = torch.empty(num_rows, width, dtype=torch.uint8, device=device)
     scale = torch.empty(num_rows, dtype=torch.float32, device=device)
     if num_rows:
-        groups = triton.next_power_of_2(-(-width // 32))
+        groups = next_power_of_2(-(-width // 32))
         quantise_kernel[(num_rows,)](x, codes, scale, x.stride(0), width, groups, num_warps=8 if groups > 64 else 4)
     return Rows(codes.view(E4M3), scale)
 

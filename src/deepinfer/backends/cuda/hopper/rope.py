@@ -7,6 +7,7 @@ import triton.language as tl
 from torch import Tensor
 
 from deepinfer.backends.cuda.hopper.numbers import bf16_rounded, cosine, sine, to_bf16
+from deepinfer.backends.cuda.hopper.sizes import next_power_of_2
 
 
 @triton.jit
@@ -50,5 +51,5 @@ def rotate_heads(x: Tensor, positions: Tensor, frequencies: Tensor, *, backwards
     if num_tokens and rope:
         rotate_heads_kernel[(num_tokens,)](
             x, positions, frequencies, -1.0 if backwards else 1.0, heads, width, rope,
-            triton.next_power_of_2(heads), triton.next_power_of_2(rope // 2), num_warps=4,
+            next_power_of_2(heads), next_power_of_2(rope // 2), num_warps=4,
         )  # fmt: skip

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from deepinfer.backends.cuda.hopper.sizes import cdiv, next_power_of_2
 from deepinfer.ops.reference.shapes import expect
 
 PART = 2048  # ids
@@ -66,7 +67,7 @@ def draw(logits: Tensor, temperature: Tensor, seeds: Tensor, positions: Tensor) 
         expect(name, tensor, (num_rows,), torch.int64)
     if logits.stride(1) != 1:
         logits = logits.contiguous()
-    num_parts = triton.cdiv(num_ids, PART)
+    num_parts = cdiv(num_ids, PART)
     scores = torch.empty(num_rows, num_parts, dtype=torch.float64, device=logits.device)
     ids = torch.empty(num_rows, num_parts, dtype=torch.int32, device=logits.device)
     chosen = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
@@ -75,7 +76,5 @@ def draw(logits: Tensor, temperature: Tensor, seeds: Tensor, positions: Tensor) 
             logits, temperature.contiguous(), seeds.contiguous(), positions.contiguous(), scores, ids,
             logits.stride(0), num_ids, num_parts, PART, num_warps=8, enable_fp_fusion=False,
         )  # fmt: skip
-        choose_kernel[(num_rows,)](
-            scores, ids, chosen, num_ids, num_parts, triton.next_power_of_2(num_parts), num_warps=1
-        )
+        choose_kernel[(num_rows,)](scores, ids, chosen, num_ids, num_parts, next_power_of_2(num_parts), num_warps=1)
     return chosen

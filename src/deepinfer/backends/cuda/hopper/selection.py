@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from deepinfer.backends.cuda.hopper.sizes import cdiv, next_power_of_2
 from deepinfer.backends.cuda.native import Kernel, load
 
 GROUP = 8  # columns whose best score stands for them
@@ -125,9 +126,9 @@ def group_peaks(scores: Tensor, visible: Tensor, size: int = GROUP, unit: int = 
     What stands for groups that are not visible is not defined.
     """
     num_rows, width = scores.shape
-    peaks = torch.empty(num_rows, triton.cdiv(width, size), device=scores.device)
+    peaks = torch.empty(num_rows, cdiv(width, size), device=scores.device)
     if peaks.numel():
-        peak_kernel[(num_rows, triton.cdiv(peaks.shape[1], PEAK_TILE))](
+        peak_kernel[(num_rows, cdiv(peaks.shape[1], PEAK_TILE))](
             scores, visible, peaks, scores.stride(0), width, peaks.shape[1], unit, size, PEAK_TILE
         )
     return peaks
@@ -177,7 +178,7 @@ def _choose(
     if kernel := _native(scores.device, width, size):
         kernel.launch((len(scores), 1, 1), (*given, count, by_place, is_pinned))
         return chosen
-    tile = max(256, triton.next_power_of_2(width))
+    tile = max(256, next_power_of_2(width))
     choose_kernel[(len(scores),)](
         *given, count, size, by_place, is_pinned, tile, num_warps=min(16, max(4, tile // 512))
     )

@@ -10,6 +10,7 @@ from torch import Tensor
 from deepinfer.backends.cuda.hopper.numbers import to_bf16
 from deepinfer.backends.cuda.hopper.panels import Panels, Places, empty_panels, write_panels
 from deepinfer.backends.cuda.hopper.quant import E4M3, Rows, fold_groups
+from deepinfer.backends.cuda.hopper.sizes import cdiv, next_power_of_2
 
 
 @triton.jit
@@ -77,7 +78,7 @@ def _launch(
     padded_width: int,
 ) -> None:
     inner = both.shape[1] // 2
-    groups = triton.next_power_of_2(triton.cdiv(padded_width or inner, 32))
+    groups = next_power_of_2(cdiv(padded_width or inner, 32))
     if count:
         swiglu_kernel[(count,)](
             both, both if share is None else share, both if of_pairs is None else of_pairs, codes, scale, limit, size,
