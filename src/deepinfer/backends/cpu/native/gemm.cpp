@@ -15,7 +15,6 @@ namespace {
 
 constexpr int FIT_ROWS = 12 / VECS;         // rows of x whose sums fill the registers
 constexpr int DIRECT_TILE = 5;               // rows beside whose sums there is room for weights being decoded
-constexpr int64_t DIRECT_ROWS = 10;          // up to here each tile decodes the weights for itself
 constexpr int64_t CHUNK = 256;               // columns that are decoded at a time, 16 KiB
 constexpr int64_t CACHED_BYTES = 192 << 10;  // of x that stay near while the panels go by
 constexpr int64_t ROUND_GRAIN = 16;          // rows of x that a thread rounds at least
@@ -63,7 +62,7 @@ inline void add_blocks(const float* x, int64_t stride, int64_t start, Source sou
 template <int R, class Source>
 inline void add_columns(const float* x, int64_t stride, int64_t columns, Source source, const uint8_t* exponents,
                         float unit, Line (&total)[R]) {
-    constexpr int B = R == 1 ? 4 : R == 2 ? 2 : 1;  // one row alone has too few sums to keep the multipliers busy
+    constexpr int B = R <= 2 ? 2 : 1;  // one row or two alone have too few sums to keep the multipliers busy
     int64_t start = 0;
     for (; start + B * BLOCK <= columns; start += B * BLOCK)
         add_blocks<R, B>(x, stride, start, source, exponents, unit, total);
@@ -212,6 +211,13 @@ void gemm_panels(const float* x, int64_t num_rows, int64_t stride, const Matrix&
     }
 }
 
+int64_t panel_grain(const Product* products, int64_t count) {
+    int64_t num_rows = 0;
+    for (int64_t i = 0; i < count; ++i) num_rows += products[i].num_rows;
+    if (!count || num_rows > DIRECT_ROWS) return 1;
+    return (num_panels(*products->matrix) + num_threads() - 1) / num_threads();
+}
+
 void gemm_all(const Product* products, int64_t count) {
     if (count && is_tiled(*products->matrix)) return tiled_gemm_all(products, count);
     const auto rounds = [](const Product& one) { return one.matrix->rounds && !one.is_rounded; };
@@ -232,7 +238,7 @@ void gemm_all(const Product* products, int64_t count) {
         ready[i].x = rounded, ready[i].stride = columns;
         rounded += from.num_rows * columns;
     }
-    parallel(count ? num_panels(*products->matrix) : 0, 1, [=](int64_t first, int64_t last) {
+    parallel(count ? num_panels(*products->matrix) : 0, panel_grain(products, count), [=](int64_t first, int64_t last) {
         for (const Product* one = ready; one < ready + count; ++one)
             gemm_panels(one->x, one->num_rows, one->stride, *one->matrix, one->out, one->out_stride, first, last);
     });

@@ -100,14 +100,16 @@ private:
 
     void take_share(int64_t i) {
         uint64_t left = left_[i].load();
+        int64_t num_done = 0;
         while (static_cast<uint32_t>(left) > 0) {
             if (!left_[i].compare_exchange_weak(left, left - 1)) continue;
             const int64_t piece = share_end(i) - static_cast<uint32_t>(left);
             const int64_t begin = piece * grains_ / pieces_ * grain_, end = (piece + 1) * grains_ / pieces_ * grain_;
             (*work_)(begin, std::min(end, count_));
-            finished_.fetch_add(1, std::memory_order_release);
+            ++num_done;
             left = left_[i].load();
         }
+        if (num_done) finished_.fetch_add(num_done, std::memory_order_release);
     }
 
     void help(int64_t number) {
