@@ -15,6 +15,7 @@ namespace {
 
 constexpr int FIT_ROWS = 12 / VECS;         // rows of x whose sums fill the registers
 constexpr int DIRECT_TILE = 5;               // rows beside whose sums there is room for weights being decoded
+constexpr int64_t DIRECT_ROWS = 10;          // up to here each tile decodes the weights for itself
 constexpr int64_t CHUNK = 256;               // columns that are decoded at a time, 16 KiB
 constexpr int64_t CACHED_BYTES = 192 << 10;  // of x that stay near while the panels go by
 constexpr int64_t ROUND_GRAIN = 16;          // rows of x that a thread rounds at least
@@ -191,6 +192,15 @@ void panels(const float* x, int64_t count, int64_t stride, const Matrix& matrix,
     }
 }
 
+// Panels that a thread takes at a time: its whole share where there is so little work that each further piece costs
+// more than it evens out.
+int64_t panel_grain(const Product* products, int64_t count) {
+    int64_t num_rows = 0;
+    for (int64_t i = 0; i < count; ++i) num_rows += products[i].num_rows;
+    if (!count || num_rows > DIRECT_ROWS) return 1;
+    return std::max<int64_t>((num_panels(*products->matrix) + num_threads() - 1) / num_threads(), 1);
+}
+
 }  // namespace
 
 void gemm_panels(const float* x, int64_t num_rows, int64_t stride, const Matrix& matrix, float* out,
@@ -209,13 +219,6 @@ void gemm_panels(const float* x, int64_t num_rows, int64_t stride, const Matrix&
             default: panels<E2m1Source>(from, count, stride, matrix, to, out_stride, first, last); break;
         }
     }
-}
-
-int64_t panel_grain(const Product* products, int64_t count) {
-    int64_t num_rows = 0;
-    for (int64_t i = 0; i < count; ++i) num_rows += products[i].num_rows;
-    if (!count || num_rows > DIRECT_ROWS) return 1;
-    return (num_panels(*products->matrix) + num_threads() - 1) / num_threads();
 }
 
 void gemm_all(const Product* products, int64_t count) {

@@ -29,7 +29,6 @@ namespace deepinfer {
 
 constexpr int PANEL = 16;
 constexpr int BLOCK = 32;
-constexpr int64_t DIRECT_ROWS = 10;  // of x; up to here weights are decoded anew for each few rows
 
 enum Format : int64_t { F32 = 0, BF16 = 1, E4M3 = 2, E2M1 = 3, TILED_BF16 = 4, TILED_E2M1 = 5 };
 
@@ -57,10 +56,6 @@ void gemm(const float* x, int64_t num_rows, int64_t stride, const Matrix& matrix
 // The same on the calling thread alone, for callers that split their own work; x as it is, panels first .. last - 1.
 void gemm_panels(const float* x, int64_t num_rows, int64_t stride, const Matrix& matrix, float* out,
                  int64_t out_stride, int64_t first, int64_t last);
-
-// Panels that a thread takes at a time: its whole share where there is so little work that each further piece costs
-// more than it evens out.
-int64_t panel_grain(const Product* products, int64_t count);
 
 inline int64_t panel_bytes(int64_t format, int64_t columns) {
     constexpr int64_t half_bytes[] = {8, 4, 2, 1, 4, 1};

@@ -184,8 +184,7 @@ void tiled_gemm_all(const Product* products, int64_t count) {
                       job->tile, const_cast<uint16_t*>(lefts[job->product].tiles));
         }
     });
-    const int64_t panels = count && size ? num_panels(*products->matrix) : 0;
-    parallel(panels, panel_grain(products, count), [=](int64_t first, int64_t last) {
+    parallel(count && size ? num_panels(*products->matrix) : 0, 1, [=](int64_t first, int64_t last) {
         for (int64_t i = 0; i < count; ++i)
             if (products[i].num_rows)
                 multiply_panels(lefts[i], *products[i].matrix, products[i].out, products[i].out_stride, first, last);
