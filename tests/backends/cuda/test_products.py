@@ -6,12 +6,14 @@ import pytest
 import torch
 
 from backends.cuda import pair
+from deepinfer.errors import ShapeError
 
 panels = pytest.importorskip("deepinfer.backends.cuda.hopper.panels", reason="triton is not installed")
 products = pytest.importorskip("deepinfer.backends.cuda.hopper.products", reason="triton is not installed")
 experts = pytest.importorskip("deepinfer.backends.cuda.hopper.experts", reason="triton is not installed")
 quant = pytest.importorskip("deepinfer.backends.cuda.hopper.quant", reason="triton is not installed")
 linear = pytest.importorskip("deepinfer.backends.cuda.hopper.linear", reason="triton is not installed")
+matrices = pytest.importorskip("deepinfer.backends.cuda.hopper.matrices", reason="triton is not installed")
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
 
 
@@ -105,6 +107,17 @@ def test_pairs_of_an_expert_lie_together_in_their_order():
     found = panel_bytes(tokens, 1)[places.of_pairs.long()]
     assert torch.equal(found, rows.values.view(torch.uint8).repeat_interleave(2, 0))
     assert torch.equal(tokens.scale[places.of_pairs.long()], rows.scale.repeat_interleave(2))
+
+
+def test_tokens_that_do_not_fit_a_packed_matrix_are_refused():
+    codes = torch.zeros(16, 96, dtype=torch.uint8, device=pair.DEVICE).view(quant.E4M3)
+    packed = products.pack_e4m3(codes, torch.ones(16, device=pair.DEVICE))
+    matrix = matrices.Matrix(packed, True, torch.bfloat16)
+    for width in (64, 128):
+        with pytest.raises(ShapeError, match=f"x is {width} wide; it must be 96"):
+            linear.linear(torch.zeros(2, width, dtype=torch.bfloat16, device=pair.DEVICE), matrix)
+    with pytest.raises(ShapeError, match="activations is torch.float32; it must be torch.bfloat16"):
+        linear.linear(torch.zeros(2, 96, device=pair.DEVICE), matrix)
 
 
 @pair.on_device
