@@ -80,6 +80,16 @@ def test_pairs_of_an_expert_lie_together_in_their_order():
     assert torch.equal(tokens.scale[places.of_pairs.long()], rows.scale.repeat_interleave(2))
 
 
+@pytest.mark.parametrize(
+    ("rows", "count", "is_built", "can"),
+    [(8, 1, True, True), (12, 1, True, False), (8, 512, True, True), (8, 513, True, False), (8, 1, False, False)],
+)
+def test_matrices_are_packed_where_the_kernel_takes_them(monkeypatch, rows, count, is_built, can):
+    monkeypatch.setattr(products, "kernel_for", lambda *given: is_built or None)
+    assert products.can_pack(rows, count, torch.device("cuda")) is can
+    assert not products.can_pack(rows, count, torch.device("cpu"))
+
+
 def test_tokens_that_do_not_fit_a_packed_matrix_are_refused():
     codes = torch.zeros(16, 96, dtype=torch.uint8, device=pair.DEVICE).view(quant.E4M3)
     packed = products.pack_e4m3(codes, torch.ones(16, device=pair.DEVICE))
