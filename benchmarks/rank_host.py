@@ -1,6 +1,6 @@
 """What the host does in a captured decode step of one rank, and how much of it the device waits for.
 
-    PYTHONPATH=src python benchmarks/rank_host.py [--model tests/config-flash.json] [--requests 256,64,8] [--layers 40]
+    PYTHONPATH=src python benchmarks/rank_host.py [--model tests/config-flash.json] [--requests 256,64,8] [--steps 20]
 
 Steps are those of `deepinfer bench rank`, one after the other without waiting between them, as an engine with work
 runs them. By part: milliseconds of host time, the median of the steps; parts lie within those above them. Waiting: the

@@ -1,3 +1,5 @@
+from dataclasses import fields, replace
+
 import numpy as np
 
 from deepinfer.messages import SlotSetup, StepPlan
@@ -42,6 +44,20 @@ def test_resolving_moves_rows_to_where_they_begin_and_gives_void_ones_the_paddin
     assert after.counts.tolist() == [2, 1, 1, 7]
     assert after.decoder_starts.tolist() == [2, 2, 0, 2]
     assert before.starts.tolist() == [5, 5, 5, 3] and before.slots.tolist() == [1, 2, 3, 1]
+
+
+def test_rows_of_a_plan_without_prompts_become_void_too():
+    after = progress().resolve(plan([(3, 5, 6, False), (2, 5, 2, False)]), int32(-1, 1))
+    assert after.slots.tolist() == [0, 2] and after.starts.tolist() == [0, 9]
+    assert after.counts.tolist() == [1, 2] and after.decoder_starts.tolist() == [0, 2]
+
+
+def test_all_else_of_a_plan_stays():
+    rows, moved = plan([(1, 5, 6, False), (2, 0, 7, True)]), {"slots", "starts", "counts", "decoder_starts"}
+    others = [field.name for field in fields(StepPlan) if field.name not in moved]
+    before = replace(rows, **{name: [name] for name in others if name not in ("is_prefill", "samples")})
+    after = progress().resolve(before, int32(1))
+    assert all(getattr(after, name) is getattr(before, name) for name in others)
 
 
 def test_a_slot_goes_on_while_its_next_row_has_room_for_a_draft():

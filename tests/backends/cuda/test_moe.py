@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from backends.cuda import pair
+from backends.cuda import packed, pair
 from deepinfer.backends.cuda.hopper.experts import expert_matmul, prepare_stack
 from deepinfer.backends.cuda.hopper.quant import quantise
 from deepinfer.errors import ShapeError
@@ -63,6 +63,29 @@ def test_experts_equal_the_reference(experts, inner, hidden, spread):
     assert golden.row_error(actual, expected) <= LIMIT
 
 
+on_host = pytest.mark.skipif(pair.DEVICE.type != "cpu", reason="a card packs matrices anyway")
+
+
+@pytest.fixture
+def packs(monkeypatch):
+    """Every matrix is packed, though no card multiplies it."""
+    for module in ("moe", "matrices"):
+        monkeypatch.setattr(f"deepinfer.backends.cuda.hopper.{module}.can_pack", lambda *given: True)
+    for module in ("moe", "linear"):
+        monkeypatch.setattr(f"deepinfer.backends.cuda.hopper.{module}.products", packed.products)
+
+
+@on_host
+@pytest.mark.parametrize(("experts", "inner", "hidden"), [(3, 64, 96), (5, 32, 160), (1, 128, 32)])
+@pytest.mark.parametrize("limit", [0.0, 2.0])
+def test_packed_experts_equal_the_reference(packs, experts, inner, hidden, limit):
+    random, k = torch.Generator().manual_seed(0), min(2, experts)
+    chosen = torch.stack([torch.randperm(experts, generator=random)[:k] for _ in range(11)]).int()
+    weights = weights_of(experts, inner, hidden, limit=limit)
+    actual, expected = both(weights, inputs(11, hidden), chosen, torch.rand(11, k, generator=random) + 0.1)
+    assert golden.row_error(actual, expected) <= LIMIT
+
+
 def test_groups_more_than_eleven_octaves_below_their_row_are_rounded():
     weights = weights_of(2, 32, 64, 0)
     for stack in (weights.w1, weights.w2, weights.w3):
@@ -107,6 +130,17 @@ def test_the_shared_expert_equals_the_reference():
     actual = ours.shared_expert(pair.narrow(x), pair.placed(routed), ours.prepare_shared_expert(pair.placed(weights)))
     expected = theirs.shared_expert(x.float(), routed, theirs.prepare_shared_expert(weights))
     assert golden.row_error(pair.wide(actual), expected) <= LIMIT
+
+
+@on_host
+@pytest.mark.parametrize("tokens", [0, 1, 9])
+def test_a_packed_shared_expert_equals_the_reference(packs, tokens):
+    ours, theirs, weights = pair.hopper(), pair.reference(), golden.shared_expert(4)
+    x, routed = inputs(tokens), torch.randn(tokens, 128)
+    actual = ours.shared_expert(pair.narrow(x), routed, ours.prepare_shared_expert(weights))
+    expected = theirs.shared_expert(x.float(), routed, theirs.prepare_shared_expert(weights))
+    assert actual.shape == expected.shape
+    assert tokens == 0 or golden.row_error(pair.wide(actual), expected) <= LIMIT
 
 
 def test_no_tokens_give_no_rows_and_plain_weights_are_refused():

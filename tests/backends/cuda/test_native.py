@@ -64,7 +64,7 @@ class FakeDriver:
         def call(*arguments):
             self.calls.append((name, arguments))
             if name == "cuLaunchKernel":
-                self.packed = ctypes.string_at(arguments[9][0], 24)
+                self.packed = ctypes.string_at(arguments[9][0], 40)
             if name == "cuGetErrorString":
                 arguments[1]._obj.value = b"out of resources"
             return 1 if name == self.refuses else 0
@@ -123,14 +123,14 @@ def test_a_missing_nvrtc_is_named(monkeypatch):
         native._nvrtc.__wrapped__()
 
 
-def test_a_launch_packs_addresses_and_integers_and_sets_the_memory_of_the_kernel(monkeypatch):
+def test_a_launch_packs_addresses_and_numbers_and_sets_the_memory_of_the_kernel(monkeypatch):
     driver = FakeDriver()
     monkeypatch.setattr(native, "_driver", lambda: driver)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=77))
     kernel = native.Kernel(CUBIN, "f", 512, 200_000)
     x = torch.zeros(4)
-    kernel.launch((3, 2, 1), (x, -5, None))
-    assert struct.unpack("3q", driver.packed) == (x.data_ptr(), -5, 0)
+    kernel.launch((3, 2, 1), (x, -5, None, 1e-6, 0.0))
+    assert struct.unpack("3q2d", driver.packed) == (x.data_ptr(), -5, 0, 1e-6, 0.0)
     names = [name for name, _ in driver.calls]
     assert names == ["cuModuleLoadData", "cuModuleGetFunction", "cuFuncSetAttribute", "cuLaunchKernel"]
     assert driver.calls[2][1][1:] == (native.MAX_DYNAMIC_SHARED, 200_000)

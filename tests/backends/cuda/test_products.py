@@ -5,24 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
+from backends.cuda import packed as layout
 from backends.cuda import pair
+from deepinfer.errors import ShapeError
 
 panels = pytest.importorskip("deepinfer.backends.cuda.hopper.panels", reason="triton is not installed")
 products = pytest.importorskip("deepinfer.backends.cuda.hopper.products", reason="triton is not installed")
 experts = pytest.importorskip("deepinfer.backends.cuda.hopper.experts", reason="triton is not installed")
 quant = pytest.importorskip("deepinfer.backends.cuda.hopper.quant", reason="triton is not installed")
 linear = pytest.importorskip("deepinfer.backends.cuda.hopper.linear", reason="triton is not installed")
-E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
-
-
-def operands(tile: int, step: int):
-    """Rows and columns of each thread's registers in a step: group, part, warp, lane, register, byte.
-
-    PTX ISA, wgmma, matrix A of m64k32: lines lane / 4 and 8 on, columns 4 * (lane % 4) and 16 on.
-    """
-    group, part, warp, lane, register, byte = torch.meshgrid(*map(torch.arange, (2, 4, 4, 32, 4, 4)), indexing="ij")
-    row = tile * 128 + group * 64 + warp * 16 + lane // 4 + register % 2 * 8
-    return row, step * 128 + part * 32 + register // 2 * 16 + lane % 4 * 4 + byte
+matrices = pytest.importorskip("deepinfer.backends.cuda.hopper.matrices", reason="triton is not installed")
 
 
 @pytest.mark.parametrize(("rows", "width"), [(128, 128), (300, 384), (5, 96)])
@@ -34,7 +26,7 @@ def test_e4m3_chunks_hold_what_each_thread_multiplies(rows, width):
     for tile in range(packed.chunks.shape[1]):
         for step in range(packed.chunks.shape[2]):
             found = packed.chunks[0, tile, step].view(2, 4, 4, 32, 4, 4)
-            assert torch.equal(found, padded[operands(tile, step)])
+            assert torch.equal(found, padded[layout.operands(tile, step)])
 
 
 def test_e2m1_chunks_hold_what_each_thread_widens():
@@ -43,26 +35,14 @@ def test_e2m1_chunks_hold_what_each_thread_widens():
     shifts = torch.randint(0, 12, (2, 200, 8), generator=random) * 8
     packed = products.pack_e2m1(experts.Stack(codes, shifts.to(torch.uint8), torch.ones(2, 200), 250))
     assert packed.chunks.shape == (2, 2, 2, 2, 4352) and packed.padded_width == 256
-    numbers = E2M1[torch.stack([codes & 15, codes >> 4], -1).flatten(-2).long()]
+    numbers = layout.E2M1[torch.stack([codes & 15, codes >> 4], -1).flatten(-2).long()]
     numbers = numbers * 2.0 ** (shifts.repeat_interleave(32, -1) / 8)
     numbers = torch.nn.functional.pad(numbers, (0, 0, 0, 56))
     for expert in range(2):
         for tile in range(2):
             for step in range(2):
-                found = widened(packed.chunks[expert, tile, step])
-                assert torch.equal(found, numbers[expert][operands(tile, step)])
-
-
-def widened(chunks):
-    """What the kernel's registers hold of chunks [2, 4352], times 2 ** 5: [group, part, warp, lane, register, byte]."""
-    words = chunks[:, :4096].contiguous().view(torch.int32).view(2, 2, 4, 32, 2, 2).long() & 0xFFFFFFFF
-    words = words.permute(0, 1, 4, 2, 3, 5).reshape(2, 4, 4, 32, 2)  # group, part, warp, lane, half of the lines
-    place = torch.arange(8)
-    sizes = words[..., None] >> 4 * place & 7
-    signs = words[..., None] >> torch.where(place < 4, 8 * place + 7, 8 * place - 29) & 1
-    numbers = E2M1[sizes + 8 * signs].unflatten(-1, (2, 4)).transpose(-3, -2)  # ..., half of a part, half of the lines
-    shifts = chunks[:, 4096:].reshape(2, 4, 8, 2, 4).repeat_interleave(4, 2)  # group, warp, lane, half, part
-    return (numbers * 2.0 ** (shifts.permute(0, 4, 1, 2, 3)[..., None, :, None] / 8)).flatten(-3, -2)
+                found = layout.widened(packed.chunks[expert, tile, step])
+                assert torch.equal(found, numbers[expert][layout.operands(tile, step)])
 
 
 @pytest.mark.parametrize(("form", "budget"), [(products.MANY, 180), (products.FEW, 96)], ids=["many", "few"])
@@ -79,17 +59,10 @@ def test_the_sizes_in_python_are_those_of_the_source(form, budget, chunk):
     assert form.threads == (384 if groups == 2 else 160) and form.rows == 64 * groups * form.cluster
 
 
-def panel_bytes(tokens, steps: int):
-    """Codes [places, columns] of panels."""
-    codes = tokens.codes[: steps * tokens.size * 128].view(steps, tokens.size, 8, 16)
-    place, piece = torch.meshgrid(torch.arange(tokens.size), torch.arange(8), indexing="ij")
-    return codes[:, place, piece ^ place % 8].permute(1, 0, 2, 3).flatten(1)
-
-
 def test_tokens_lie_in_panels():
     x = torch.randn(11, 160, generator=torch.Generator().manual_seed(0)).bfloat16().to(pair.DEVICE)
     tokens, rows = panels.quantise_panels(x, 256), quant.quantise(x)
-    found = panel_bytes(tokens, 2)[:11]
+    found = layout.panel_bytes(tokens, 2)[:11]
     assert torch.equal(found[:, :160], rows.values.view(torch.uint8)) and not found[:, 160:].any()
     assert torch.equal(tokens.scale[:11], rows.scale)
 
@@ -102,9 +75,30 @@ def test_pairs_of_an_expert_lie_together_in_their_order():
     x = torch.randn(4, 128, generator=torch.Generator().manual_seed(0)).bfloat16().to(pair.DEVICE)
     tokens, rows = panels.quantise_panels(x, 128, places), quant.quantise(x)
     assert tokens.size == 48
-    found = panel_bytes(tokens, 1)[places.of_pairs.long()]
+    found = layout.panel_bytes(tokens, 1)[places.of_pairs.long()]
     assert torch.equal(found, rows.values.view(torch.uint8).repeat_interleave(2, 0))
     assert torch.equal(tokens.scale[places.of_pairs.long()], rows.scale.repeat_interleave(2))
+
+
+@pytest.mark.parametrize(
+    ("rows", "count", "is_built", "can"),
+    [(8, 1, True, True), (12, 1, True, False), (8, 512, True, True), (8, 513, True, False), (8, 1, False, False)],
+)
+def test_matrices_are_packed_where_the_kernel_takes_them(monkeypatch, rows, count, is_built, can):
+    monkeypatch.setattr(products, "kernel_for", lambda *given: is_built or None)
+    assert products.can_pack(rows, count, torch.device("cuda")) is can
+    assert not products.can_pack(rows, count, torch.device("cpu"))
+
+
+def test_tokens_that_do_not_fit_a_packed_matrix_are_refused():
+    codes = torch.zeros(16, 96, dtype=torch.uint8, device=pair.DEVICE).view(quant.E4M3)
+    packed = products.pack_e4m3(codes, torch.ones(16, device=pair.DEVICE))
+    matrix = matrices.Matrix(packed, True, torch.bfloat16)
+    for width in (64, 128):
+        with pytest.raises(ShapeError, match=f"x is {width} wide; it must be 96"):
+            linear.linear(torch.zeros(2, width, dtype=torch.bfloat16, device=pair.DEVICE), matrix)
+    with pytest.raises(ShapeError, match="activations is torch.float32; it must be torch.bfloat16"):
+        linear.linear(torch.zeros(2, 96, device=pair.DEVICE), matrix)
 
 
 @pair.on_device

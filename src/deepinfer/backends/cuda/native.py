@@ -88,6 +88,12 @@ def load(file: Path, name: str, threads: int, shared_bytes: int, device: int) ->
         return None
 
 
+@functools.cache
+def num_multiprocessors(device: torch.device) -> int:
+    """Multiprocessors of a card: as many blocks run at a time, or a multiple."""
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
 def _text_of(library: ctypes.CDLL, program: ctypes.c_void_p, what: str) -> bytes:
     size = ctypes.c_size_t()
     getattr(library, f"nvrtcGet{what}Size")(program, ctypes.byref(size))

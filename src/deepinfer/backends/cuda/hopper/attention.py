@@ -8,7 +8,6 @@ one order, so that a token's result does not rest on the batch.
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 
 import torch
@@ -28,7 +27,7 @@ from deepinfer.backends.cuda.hopper.projections import Attention
 from deepinfer.backends.cuda.hopper.rings import write_ring
 from deepinfer.backends.cuda.hopper.rope import rotate_heads
 from deepinfer.backends.cuda.hopper.sizes import cdiv, next_power_of_2
-from deepinfer.backends.cuda.native import Kernel, load
+from deepinfer.backends.cuda.native import Kernel, load, num_multiprocessors
 from deepinfer.ops.batch import TokenBatch
 from deepinfer.ops.reference.shapes import expect, require
 
@@ -190,12 +189,6 @@ def wide_kernels(q: Tensor, ring: Tensor, pages: Tensor, pairs: int) -> tuple[Ke
     return (places, attention) if places and attention else None
 
 
-@functools.cache
-def num_processors(device: torch.device) -> int:
-    """Multiprocessors of a card."""
-    return torch.cuda.get_device_properties(device).multi_processor_count
-
-
 def attend(
     q: Tensor,
     window_rows: Tensor,
@@ -236,7 +229,7 @@ def attend(
         addresses = torch.empty(num_tokens, num_keys, dtype=torch.int64, device=q.device)
         kernels[0].launch((num_tokens, 1, 1), (addresses, *places, window, span, window_tile, num_keys))
         kernels[1].launch(
-            (min(items, num_processors(q.device)), 1, 1),
+            (min(items, num_multiprocessors(q.device)), 1, 1),
             (
                 q, attention.sink, out, attention.frequencies, addresses, batch.positions,
                 groups, items, 2 * len(attention.frequencies), num_keys // SHARE_KEYS, 4 + window_tile // 16,

@@ -126,7 +126,10 @@ def linear(x: Tensor | Rows | Panels, matrix: Matrix) -> Tensor:
     """
     if isinstance(matrix.rows, Packed):
         assert not isinstance(x, Rows), "packed matrices take panels"
-        return products(x if isinstance(x, Panels) else quantise_panels(x, matrix.rows.padded_width), matrix.rows)
+        if isinstance(x, Tensor):
+            require(x.shape[1] == matrix.rows.width, f"x is {x.shape[1]} wide; it must be {matrix.rows.width}")
+            x = quantise_panels(x, matrix.rows.padded_width)
+        return products(x, matrix.rows)
     assert not isinstance(x, Panels), "only packed matrices take panels"
     if not matrix.rounds_input:
         assert isinstance(x, Tensor), "the input of this matrix is not rounded"

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from deepinfer.backends.cuda.hopper.quant import fold_groups
 from deepinfer.backends.cuda.hopper.sizes import next_power_of_2
+from deepinfer.ops.reference.shapes import expect
 
 STEP = 128  # columns of a panel
 TOKEN_TILE = 128  # tokens that a product reads together at most
@@ -83,6 +84,7 @@ def quantise_panels_kernel(
 
 def quantise_panels(x: Tensor, padded_width: int, places: Places | None = None) -> Panels:
     """x [n, width] bf16, rows dense -> e4m3 panels; with places each row goes to those of its pairs."""
+    expect("activations", x, (None, None), torch.bfloat16)
     num_rows, width = x.shape
     panels = empty_panels(num_rows, padded_width, places, x.device)
     if num_rows:

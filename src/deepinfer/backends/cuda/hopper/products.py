@@ -6,7 +6,6 @@ rows and 128 columns that a bulk copy can bring. Results have the bits of Triton
 
 from __future__ import annotations
 
-import functools
 import math
 from pathlib import Path
 from typing import NamedTuple
@@ -17,7 +16,7 @@ from torch.nn import functional as F
 
 from deepinfer.backends.cuda.hopper.experts import Stack
 from deepinfer.backends.cuda.hopper.panels import STEP, TOKEN_TILE, Panels, Places
-from deepinfer.backends.cuda.native import Kernel, load
+from deepinfer.backends.cuda.native import Kernel, load, num_multiprocessors
 
 SOURCE = Path(__file__).parent / "native" / "products.cu"
 WIDTH_TILE, ROW_TILE = 256, 256  # to which matrices are padded
@@ -70,12 +69,6 @@ def kernel_for(chunk: int, form: Form, device: torch.device) -> Kernel | None:
     """The kernel for chunks of this many bytes; None where it cannot be built."""
     name = f"{form.name}_{'e4m3' if chunk == E4M3_CHUNK else 'e2m1'}"
     return load(SOURCE, name, form.threads, form.shared_bytes, device.index or 0)
-
-
-@functools.cache
-def num_multiprocessors(device: torch.device) -> int:
-    """Blocks that run at a time."""
-    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def pack_e4m3(codes: Tensor, scale: Tensor) -> Packed:
