@@ -61,8 +61,8 @@ class CudaRecorder:
         graph, outside = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
         self._stream.wait_stream(outside)
         with torch.cuda.stream(self._stream):  # `torch.cuda.graph` would also wait and empty the allocator's cache
-            graph.capture_begin(self._pool, "thread_local")
             try:
+                graph.capture_begin(self._pool, "thread_local")
                 call()
                 graph.capture_end()
             except BaseException:

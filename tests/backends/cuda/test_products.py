@@ -81,11 +81,11 @@ def test_pairs_of_an_expert_lie_together_in_their_order():
 
 
 @pytest.mark.parametrize(
-    ("rows", "count", "is_built", "can"),
-    [(8, 1, True, True), (12, 1, True, False), (8, 512, True, True), (8, 513, True, False), (8, 1, False, False)],
+    ("rows", "count", "missing", "can"),
+    [(8, 512, "", True), (12, 1, "", False), (8, 513, "", False), (8, 1, "few_e2m1", False), (8, 1, "widen", False)],
 )
-def test_matrices_are_packed_where_the_kernel_takes_them(monkeypatch, rows, count, is_built, can):
-    monkeypatch.setattr(products, "kernel_for", lambda *given: is_built or None)
+def test_matrices_are_packed_only_where_every_kernel_takes_them(rows, count, missing, can, monkeypatch):
+    monkeypatch.setattr(products, "load", lambda source, name, *given: None if name == missing else name)
     assert products.can_pack(rows, count, torch.device("cuda")) is can
     assert not products.can_pack(rows, count, torch.device("cpu"))
 

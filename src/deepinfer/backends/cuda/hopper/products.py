@@ -60,15 +60,22 @@ class Packed(NamedTuple):
 
 
 def can_pack(num_rows: int, num_experts: int, device: torch.device) -> bool:
-    """Whether the kernel takes matrices of this many rows, and can be built for the device."""
-    fits = num_rows % 8 == 0 and num_experts <= MAX_EXPERTS
-    return fits and device.type == "cuda" and kernel_for(E4M3_CHUNK, MANY, device) is not None
+    """Whether the kernel takes matrices of this many rows, and all that they may need can be built for the device."""
+    if num_rows % 8 or num_experts > MAX_EXPERTS or device.type != "cuda":
+        return False
+    kernels = [kernel_for(chunk, form, device) for chunk in (E4M3_CHUNK, E2M1_CHUNK) for form in (MANY, FEW)]
+    return None not in (*kernels, widening_for(device))
 
 
 def kernel_for(chunk: int, form: Form, device: torch.device) -> Kernel | None:
     """The kernel for chunks of this many bytes; None where it cannot be built."""
     name = f"{form.name}_{'e4m3' if chunk == E4M3_CHUNK else 'e2m1'}"
     return load(SOURCE, name, form.threads, form.shared_bytes, device.index or 0)
+
+
+def widening_for(device: torch.device) -> Kernel | None:
+    """The kernel that widens chunks; None where it cannot be built."""
+    return load(SOURCE, "widen", 128, 0, device.index or 0)
 
 
 def pack_e4m3(codes: Tensor, scale: Tensor) -> Packed:
@@ -133,7 +140,7 @@ def widened(matrix: Packed) -> Packed:
     if chunk == E4M3_CHUNK:
         return matrix
     device = matrix.chunks.device
-    kernel = load(SOURCE, "widen", 128, 0, device.index or 0)
+    kernel = widening_for(device)
     assert kernel is not None, "matrices are packed only where the kernel is"
     chunks = torch.empty(*shape, E4M3_CHUNK, dtype=torch.uint8, device=device)
     kernel.launch((math.prod(shape), 1, 1), (matrix.chunks, chunks))

@@ -11,8 +11,6 @@
 
 #include "hopper.cuh"
 
-typedef long long i64;
-
 constexpr int STREAMS = 4, HIDDEN = 5120, WIDTH = STREAMS * HIDDEN, MIXES = (2 + STREAMS) * STREAMS, SUMS = MIXES + 1;
 constexpr int COLUMNS = 32, STRETCHES = 5, PARTS = HIDDEN / (STRETCHES * COLUMNS);  // of a step; of a part, in steps
 constexpr int STEPS = STRETCHES * STREAMS, WARPS = 4, LINE = 512;                   // bytes: 16 of each lane

@@ -9,8 +9,6 @@
 
 #include "hopper.cuh"
 
-typedef long long i64;
-
 constexpr int HEADS = 32, DIM = 128, TOKENS = 4;  // tokens of one row that are scored together
 constexpr int KEYS = 64, ROW_BYTES = 68, TILE_BYTES = KEYS * ROW_BYTES;
 constexpr int BLOCK = 8;  // entries whose best score is kept, and entries of a candidate block

@@ -11,8 +11,6 @@
 
 #include "hopper.cuh"
 
-typedef long long i64;
-
 constexpr int ROWS = 64, STEP = 128;  // rows of a group, columns of a step
 constexpr int NEAR = 8;  // tiles of tokens that share a stretch of rows while it is in the cache
 constexpr int MAX_EXPERTS = 512;
