@@ -521,22 +521,27 @@ import os, signal, threading, time
 from deepinfer import call
 call.MAX_LEAVE_SECONDS = 60.0
 llm = LLM(goldens.CHECKPOINT, device="null", num_blocks=300)
+left = threading.Event()
 
 def interrupt():
     while llm.stats().num_generated_tokens < 1000:
         time.sleep(0.01)
-    os.kill(os.getpid(), signal.SIGINT)
+    while not left.is_set():  # Python swallows an interrupt that comes while it ends an object
+        os.kill(os.getpid(), signal.SIGINT)
+        left.wait(10)
 
 try:
     threading.Thread(target=interrupt).start()
     while True:
         llm.generate([[1]] * 5, SamplingParams(max_tokens=5000, ignore_eos=True))
 except KeyboardInterrupt:
+    left.set()
     stats = llm.stats()
     print(stats.num_running + stats.num_waiting, stats.num_free_blocks)
 """
     done = run_python(code)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "0 300\n", "")
+    assert (done.returncode, done.stdout) == (0, "0 300\n")
+    assert not done.stderr or done.stderr.startswith("Exception ignored in"), done.stderr
 
 
 def test_ids_are_unique_across_threads() -> None:
