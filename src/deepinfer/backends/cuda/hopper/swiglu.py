@@ -14,31 +14,28 @@ from deepinfer.backends.cuda.hopper.sizes import cdiv, next_power_of_2
 
 
 @triton.jit
-def gated(gate, up, limit, factor, GROUPS: tl.constexpr, HAS_LIMIT: tl.constexpr):
-    """factor * silu(gate) * up of one line [GROUPS, 32], clamped, rounded to bf16, then quantised."""
-    gate, up = gate.to(tl.float32), up.to(tl.float32)
-    if HAS_LIMIT:
-        gate = tl.where(gate > limit, limit, gate)
-        up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
-    return fold_groups(to_bf16(gate * tl.sigmoid(gate) * up * factor).to(tl.float32), GROUPS)
-
-
-@triton.jit
 def swiglu_kernel(
     both, share, of_pairs, codes, scale, limit, size,
     INNER: tl.constexpr, PADDED: tl.constexpr, GROUPS: tl.constexpr, HAS_SHARE: tl.constexpr, HAS_LIMIT: tl.constexpr,
     HAS_PLACES: tl.constexpr,
 ):  # fmt: skip
-    """One line, or the one at a pair's place, to a row, or to panels of `size` places where PADDED is their width."""
+    """share * silu(gate) * up of one line, clamped, rounded to bf16, then quantised; or of the line at a pair's place.
+
+    It goes to a row, or to panels of `size` places where PADDED is their width.
+    """
     line = tl.program_id(0).to(tl.int64)
     factor = tl.load(share + line) if HAS_SHARE else 1.0
     if HAS_PLACES:
         line = tl.load(of_pairs + line).to(tl.int64)
     column = tl.arange(0, GROUPS)[:, None] * 32 + tl.arange(0, 32)[None, :]
     is_here = column < INNER
-    gate = tl.load(both + line * 2 * INNER + column, mask=is_here, other=0.0)
-    up = tl.load(both + line * 2 * INNER + INNER + column, mask=is_here, other=0.0)
-    folded, own_scale = gated(gate, up, limit, factor, GROUPS, HAS_LIMIT)
+    gate = tl.load(both + line * 2 * INNER + column, mask=is_here, other=0.0).to(tl.float32)
+    up = tl.load(both + line * 2 * INNER + INNER + column, mask=is_here, other=0.0).to(tl.float32)
+    if HAS_LIMIT:
+        gate = tl.where(gate > limit, limit, gate)
+        up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
+    value = gate * tl.sigmoid(gate) * up * factor
+    folded, own_scale = fold_groups(to_bf16(value).to(tl.float32), GROUPS)
     if PADDED:
         write_panels(codes, scale, line, size, folded, own_scale, PADDED, GROUPS)
     else:

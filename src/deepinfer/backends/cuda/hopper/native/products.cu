@@ -23,7 +23,7 @@ struct Arguments {
     const float *scale;  // [experts, padded rows]
     u16 *out;  // [places, num_rows]
     const int *begins, *ends;  // [experts] places of their tokens; null: all places are one expert's
-    i64 num_experts, num_places, place_stride, num_rows, steps;
+    i64 num_experts, num_places, place_stride, num_rows, steps;  // steps: even
 };
 
 __device__ inline u32 shared(const void *at) { return (u32)__cvta_generic_to_shared(at); }
