@@ -520,28 +520,24 @@ def test_ctrl_c_interrupts_a_waiting_generate() -> None:
 import os, signal, threading, time
 from deepinfer import call
 call.MAX_LEAVE_SECONDS = 60.0
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts what runs in the background without it
 llm = LLM(goldens.CHECKPOINT, device="null", num_blocks=300)
-left = threading.Event()
 
 def interrupt():
     while llm.stats().num_generated_tokens < 1000:
         time.sleep(0.01)
-    while not left.is_set():  # Python swallows an interrupt that comes while it ends an object
-        os.kill(os.getpid(), signal.SIGINT)
-        left.wait(10)
+    os.kill(os.getpid(), signal.SIGINT)
 
 try:
     threading.Thread(target=interrupt).start()
     while True:
         llm.generate([[1]] * 5, SamplingParams(max_tokens=5000, ignore_eos=True))
 except KeyboardInterrupt:
-    left.set()
     stats = llm.stats()
     print(stats.num_running + stats.num_waiting, stats.num_free_blocks)
 """
     done = run_python(code)
-    assert (done.returncode, done.stdout) == (0, "0 300\n")
-    assert not done.stderr or done.stderr.startswith("Exception ignored in"), done.stderr
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0 300\n", "")
 
 
 def test_ids_are_unique_across_threads() -> None:
