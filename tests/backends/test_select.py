@@ -1,4 +1,4 @@
-"""How many threads compute, and how many prompt tokens a step takes, when nobody says."""
+"""Threads and prompt tokens of a step when nobody says, and where batch invariance is granted."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from backends.cpu import pair
+from deepinfer.backends import select
 from deepinfer.backends.select import default_threads, short_prefill
 from deepinfer.config.engine import ModelOptions
 from deepinfer.errors import ConfigError
@@ -43,3 +44,16 @@ def test_steps_on_a_cpu_take_few_prompt_tokens():
             assert short_prefill(cpu, pair.cpu()) == expected
             assert short_prefill(cpu, pair.reference()) == 128
     assert short_prefill(torch.device("cuda"), pair.reference()) is None
+
+
+@pytest.mark.parametrize("is_hopper", [False, True])
+def test_batch_invariance_is_granted_on_cuda_where_hopper_ops_run(monkeypatch, is_hopper):
+    pytest.importorskip("triton", reason="triton is not installed")
+    monkeypatch.setattr(select, "choose_device", lambda options: torch.device("cuda"))
+    monkeypatch.setattr(select, "runs_hopper_ops", lambda device: is_hopper)
+    options = ModelOptions(device="cuda", batch_invariant=True)
+    if is_hopper:
+        assert select.load_ops(options).origin["experts"] == "hopper"
+    else:
+        with pytest.raises(ConfigError, match="batch_invariant is true, but torch's ops do not promise it"):
+            select.load_ops(options)

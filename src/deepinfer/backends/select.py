@@ -61,10 +61,10 @@ def load_ops(options: ModelOptions) -> table.Ops:
         from deepinfer.backends.cuda.hopper.ops import hopper_ops  # needs triton, which a CPU does without
 
         sets["hopper"] = hopper_ops()
-    if options.batch_invariant and "cpu" not in sets:
+    if options.batch_invariant and len(sets) == 1:
         raise ConfigError(
-            "batch_invariant is true, but only the native CPU ops promise it; "
-            "use precision='fast' and device='cpu' on a machine with a C++ compiler, or leave it false"
+            "batch_invariant is true, but torch's ops do not promise it; use precision='fast' on a CPU with a C++ "
+            "compiler or on a Hopper card, or leave it false"
         )
     ops = table.build(sets)
     logger.info("ops: %s (precision %s)", ", ".join(sorted(set(ops.origin.values()))), options.precision)

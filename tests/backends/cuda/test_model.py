@@ -28,9 +28,8 @@ def results(llm: LLM, prompts: list[list[int]], params: SamplingParams = DRAW) -
 @pytest.fixture(scope="module", params=["graphs", "eager", "graphs, no drafts"])
 def llm(request: pytest.FixtureRequest) -> Iterator[LLM]:
     options = {"num_draft_tokens": 0} if "no drafts" in request.param else {}
-    with LLM(
-        goldens.CHECKPOINT, device="cuda", max_num_requests=256, enforce_eager=request.param == "eager", **options
-    ) as llm:
+    options |= {"enforce_eager": request.param == "eager", "batch_invariant": True}
+    with LLM(goldens.CHECKPOINT, device="cuda", max_num_requests=256, **options) as llm:
         yield llm
 
 
