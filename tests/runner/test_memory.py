@@ -50,6 +50,14 @@ def test_without_a_limit_free_memory_is_the_limit(monkeypatch: pytest.MonkeyPatc
     assert count(CacheOptions()) == 3
 
 
+def test_what_steps_and_graphs_take_is_left_to_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "free_bytes", lambda device: 10 * BYTES)
+    for other_bytes, expected in ((3 * BYTES, 7), (3 * BYTES + 1, 6), (9 * BYTES, 1)):
+        assert memory.count_blocks(CacheOptions(), LAYOUT, CPU, 4, 1000, other_bytes) == expected
+    with pytest.raises(ConfigError, match=f"leave {BYTES - 1} bytes of cpu to the cache, but one block of 128 tokens"):
+        memory.count_blocks(CacheOptions(), LAYOUT, CPU, 4, 1000, 9 * BYTES + 1)
+
+
 def test_a_model_that_keeps_nothing_in_blocks_has_as_many_as_its_requests_count() -> None:
     windows = CacheLayout((CacheGroup("w", "slot", 100, 5),), 128)
     assert count(CacheOptions(), layout=windows) == count(CacheOptions(kv_cache_bytes=1), layout=windows) == 32

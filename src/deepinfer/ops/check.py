@@ -81,10 +81,10 @@ class Part:
 
 
 class OpChecker:
-    """Collects a verdict for each op that ran with more than one part."""
+    """Collects a verdict for each op that ran with more than one part; does so while `is_on`."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
+        self.is_on, self._device = True, device
         self._checks: dict[str, OpCheck] = {}
 
     def around(self, ops: Ops) -> Ops:
@@ -105,7 +105,7 @@ class OpChecker:
 
         def checked(*values: Any) -> Any:
             arguments = dict(zip(names, values, strict=True))
-            parts = list(_parts(arguments))
+            parts = list(_parts(arguments)) if self.is_on else []
             if len(parts) < 2:
                 return function(*values)
             written = WRITTEN.get(name, ())

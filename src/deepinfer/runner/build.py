@@ -5,7 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+
+from torch import Tensor
 
 from deepinfer import log
 from deepinfer.backends.null.images import NullEncoder
@@ -28,6 +31,7 @@ from deepinfer.runner.graph_cache import CudaRecorder, GraphCache
 from deepinfer.runner.graphs import StepGraphs, logits_memory
 from deepinfer.runner.images import ImageEncoder
 from deepinfer.runner.memory import check_memory, count_blocks, graph_bytes
+from deepinfer.runner.peak import bytes_beside_blocks, largest_steps
 from deepinfer.runner.runner import Runner
 from deepinfer.runner.speculation import Speculation
 from deepinfer.runner.step_costs import step_costs
@@ -121,49 +125,59 @@ def build_runner(config: EngineConfig, folder: Path, eos_ids: Sequence[int] | No
         source, model_config, folder if has_tokenizer else None, device
     )
     model = load_module(architecture, "model").Model(model_config, ops, weights, drafts=num_drafts > 0)
-    is_captured = captures_steps(options, ops)
-    if is_captured:
-        logits = logits_memory(num_slots, num_drafts, model_config.vocab_size, device)
-        graphs = GraphCache(CudaRecorder(), graph_bytes(device))
-    num_blocks = count_blocks(
-        config.cache, layout, device, num_slots, max_model_len, graph_bytes(device) if is_captured else 0
-    )
-    check_memory(layout, num_blocks, num_slots, device)
-    pools = CachePools(layout, num_blocks, num_slots, device)
-    bound = model.bind(pools)
-    num_columns = -(-max_model_len // layout.block_tokens)
-    builder = BatchBuilder(ops, num_slots, num_columns, layout.block_tokens, bound.token_ring, bound.window)
-    sampler = Sampler(ops, num_slots + 1, model_config.vocab_size, eos_ids, device)
-    logger.info(
-        "loaded %s on %s in %.1f s: %d layers, %d cache blocks of %d tokens (%.1f MiB), %d slots (%.1f MiB)",
-        folder.name, device, time.monotonic() - started, model_config.num_layers, num_blocks, layout.block_tokens,
-        pools.blocks.nbytes / 2**20, num_slots, pools.slots.nbytes / 2**20,
-    )  # fmt: skip
+    step_tokens, prefill_tokens = _step_sizes(config.scheduler, model_config.images, short_prefill(device, ops))
     grammars = constraints = None
     if (folder / "tokenizer.json").exists():
         grammars = GrammarServer(folder, model_config.vocab_size, eos_ids)
         constraints = ConstrainedRows(grammars, num_slots, num_drafts)
     encoder = None if model.vision is None else ImageEncoder(model.vision, device)
-    runner = Runner(bound, builder, sampler, constraints, clock=ops.clock, checker=ops.checker, encoder=encoder)
-    if is_captured:
-        runner.graphs = StepGraphs(bound, ops, builder, graphs, logits)
-    if num_drafts:
-        drafts = Drafts(bound.draft, builder, num_drafts)
-        if is_captured:
-            drafts = DraftGraphs(bound.draft, builder, num_drafts, graphs, logits)
+
+    def over(num_blocks: int, captured: tuple[GraphCache, Tensor] | None) -> tuple[Runner, Drafts | None]:
+        """A runner over caches of so many blocks, and what makes its drafts; captured: where graphs of steps go."""
+        pools = CachePools(layout, num_blocks, num_slots, device)
+        bound, num_columns = model.bind(pools), -(-max_model_len // layout.block_tokens)
+        builder = BatchBuilder(ops, num_slots, num_columns, layout.block_tokens, bound.token_ring, bound.window)
+        sampler = Sampler(ops, num_slots + 1, model_config.vocab_size, eos_ids, device)
+        runner = Runner(bound, builder, sampler, constraints, clock=ops.clock, checker=ops.checker, encoder=encoder)
+        if captured is not None:
+            runner.graphs = StepGraphs(bound, ops, builder, *captured)
+        if bound.draft is None:
+            return runner, None
+        if captured is not None:
+            return runner, DraftGraphs(bound.draft, builder, num_drafts, *captured)
+        return runner, Drafts(bound.draft, builder, num_drafts)
+
+    other_bytes, captured = 0, None
+    if captures_steps(options, ops):
+        other_bytes = graph_bytes(device)
+        logits = logits_memory(num_slots, num_drafts, model_config.vocab_size, device)
+        captured = GraphCache(CudaRecorder(), other_bytes), logits
+    if device.type == "cuda" and config.cache.num_blocks is None and config.cache.kv_cache_bytes is None:
+        plans = largest_steps(num_slots, num_drafts, step_tokens, max_model_len)
+        other_bytes += bytes_beside_blocks(partial(over, 0, None), ops, plans, device)
+    num_blocks = count_blocks(config.cache, layout, device, num_slots, max_model_len, other_bytes)
+    check_memory(layout, num_blocks, num_slots, device)
+    runner, drafts = over(num_blocks, captured)
+    logger.info(
+        "loaded %s on %s in %.1f s: %d layers, %d cache blocks of %d tokens (%.1f MiB), %d slots (%.1f MiB), "
+        "%.1f MiB kept for steps and graphs",
+        folder.name, device, time.monotonic() - started, model_config.num_layers, num_blocks, layout.block_tokens,
+        num_blocks * layout.bytes_per_block / 2**20, num_slots, num_slots * layout.bytes_per_slot / 2**20,
+        other_bytes / 2**20,
+    )  # fmt: skip
+    if drafts is not None:
         policy: DraftPolicy = CheckAll()
         # Choices by time change batches, and with ops that are not batch-invariant last bits. The precisions that
         # are for comparing repeat a request exactly instead; and op checks take times of their own.
         if config.speculate.draft_scheduling and options.precision == "fast" and not options.check_ops:
-            threads = options.num_threads or default_threads()
+            threads, is_captured = options.num_threads or default_threads(), captured is not None
             key = (
                 f"{folder.resolve()} {options.layers} {options.precision} {device} {ops.origin} {threads} {is_captured}"
             )
             policy = CheckWorthwhile(num_drafts, *step_costs(runner, drafts, num_slots, key))
         runner.speculation = Speculation(
-            drafts, builder, sampler, policy, num_slots, eos_ids, config.speculate.draft_acceptance
+            drafts, runner.builder, runner.sampler, policy, num_slots, eos_ids, config.speculate.draft_acceptance
         )
-    step_tokens, prefill_tokens = _step_sizes(config.scheduler, model_config.images, short_prefill(device, ops))
     return BuiltRunner(
         runner,
         step_tokens,

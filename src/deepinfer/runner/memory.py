@@ -11,9 +11,7 @@ from deepinfer.config.engine import CacheOptions
 from deepinfer.errors import ConfigError
 
 HOST_SHARE = 0.25  # of free memory; other programs live on a host
-DEVICE_SHARE = 0.85  # of free memory on an accelerator; the rest is for activations
-
-
+DEVICE_SHARE = 0.95  # of free memory on an accelerator; images are encoded in the rest, and torch loses some to pieces
 GRAPH_SHARE = 0.05  # of an accelerator's memory, for what graphs of steps hold; more than those of 2,048 tokens take
 
 
@@ -23,11 +21,11 @@ def count_blocks(
     device: torch.device,
     max_requests: int,
     max_model_len: int,
-    graph_bytes: int = 0,
+    other_bytes: int = 0,
 ) -> int:
     """Blocks to allocate: what the options say, else enough for every request at full length, if memory allows.
 
-    graph_bytes: of free memory that will be the graphs'.
+    other_bytes: of free memory that steps and graphs will take.
     Raises ConfigError when not even one block fits.
     """
     if options.num_blocks is not None:
@@ -36,15 +34,18 @@ def count_blocks(
     wanted = max_requests * -(-max_model_len // layout.block_tokens)
     if layout.bytes_per_block == 0:  # a window-only model keeps nothing in blocks
         return wanted
+    block = f"one block of {layout.block_tokens} tokens takes {layout.bytes_per_block} bytes"
+    if limit is not None and limit < layout.bytes_per_block:
+        raise ConfigError(f"kv_cache_bytes is {limit}, but {block}; raise kv_cache_bytes")
     if limit is None:
-        limit = min(max(free_bytes(device) - graph_bytes, 0), wanted * layout.bytes_per_block)
-    num_blocks = limit // layout.bytes_per_block
-    if num_blocks < 1:
-        raise ConfigError(
-            f"kv_cache_bytes is {limit}, but one block of {layout.block_tokens} tokens takes "
-            f"{layout.bytes_per_block} bytes; raise kv_cache_bytes"
-        )
-    return num_blocks
+        left = free_bytes(device) - other_bytes
+        if left < layout.bytes_per_block:
+            raise ConfigError(
+                f"weights, steps and graphs leave {left} bytes of {device} to the cache, but {block}; "
+                "lower max_step_tokens or max_num_requests"
+            )
+        limit = min(left, wanted * layout.bytes_per_block)
+    return limit // layout.bytes_per_block
 
 
 def check_memory(layout: CacheLayout, num_blocks: int, num_slots: int, device: torch.device) -> None:

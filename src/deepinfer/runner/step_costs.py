@@ -15,11 +15,12 @@ import numpy as np
 
 from deepinfer import env, log
 from deepinfer.__about__ import __version__
-from deepinfer.messages import Int32, StepPlan
+from deepinfer.messages import Int32
 from deepinfer.ops.transfer import Arrival
 from deepinfer.runner.drafts import Drafts, padding_rows
 from deepinfer.runner.graph_cache import RIPE
 from deepinfer.runner.lines import Lines
+from deepinfer.runner.padding import padding_plan
 from deepinfer.runner.runner import Runner
 from deepinfer.sampling.sampler import PlainDraws
 from deepinfer.speculate.costs import StepCosts
@@ -72,12 +73,11 @@ def _best(run: Callable[[], None], num_runs: int) -> float:
 
 
 def _step(runner: Runner, num_slots: int, num_tokens: int) -> None:
-    """A decode step of the padding slot, which reads zeros and writes nothing."""
+    """A decode step of the padding slot."""
     num_rows = min(num_tokens, num_slots)
-    zeros, nothing = np.zeros(num_rows, dtype=np.int32), np.zeros(0, dtype=np.int32)
-    counts: Int32 = (zeros + num_tokens // num_rows) + (np.arange(num_rows) < num_tokens % num_rows).astype(np.int32)
-    yes, no = np.ones(num_rows, dtype=np.bool_), np.zeros(num_rows, dtype=np.bool_)
-    plan = StepPlan(0, zeros, zeros + POSITION, counts, zeros, no, yes, no, nothing, nothing, nothing, nothing)
+    starts: Int32 = np.full(num_rows, POSITION, dtype=np.int32)
+    counts: Int32 = num_tokens // num_rows + (np.arange(num_rows) < num_tokens % num_rows).astype(np.int32)
+    plan = padding_plan(starts, counts, is_prefill=False)
     lines = Lines.of(plan)
     _, logits, best = runner.compute(plan, lines, feeds_draft=True)
     runner.sampler.sample(logits, lines.line_slots, lines.line_positions, best=best).token_ids.cpu()
