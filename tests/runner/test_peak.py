@@ -63,7 +63,7 @@ class Hungry:
 @on_device
 def test_what_is_measured_holds_what_stays_and_the_largest_step() -> None:
     taken = bytes_beside_blocks(lambda: (Hungry(), None), OPS, largest_steps(1, 0, 8, 8), torch.device("cuda"))
-    assert 80 * MIB <= taken < 100 * MIB
+    assert 80 * MIB <= taken < 160 * MIB  # and pieces of torch's
 
 
 @on_device
