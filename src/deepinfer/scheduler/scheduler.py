@@ -204,7 +204,9 @@ class Scheduler:
         plan = self._build_plan(decoding, counts, chunks, setups)
         is_single = not chunks and not self._wants_drafts
         plan.is_plain = is_single and all(step.is_single for step in self._in_flight)
-        sampling, most = plan.slots[plan.samples], np.where(plan.is_prefill, 1, plan.counts)[plan.samples]
+        sampling, most = plan.slots, plan.counts
+        if chunks:
+            sampling, most = sampling[plan.samples], np.where(plan.is_prefill, 1, most)[plan.samples]
         self._state.plan_row(sampling, most)
         logit_rows = [(len(decoding) + row, chunk) for row, chunk in enumerate(chunks) if chunk.wants_logits]
         scored = [chunk for chunk in chunks if chunk.num_logprobs]
@@ -225,18 +227,26 @@ class Scheduler:
         num_drafts = self._num_drafts if is_drafting else 0
         most = 1 + budget.drafts_per_row(len(slots), num_drafts, is_shared=is_shared)
         ends = np.minimum(state.num_computed[slots] + most, state.limit[slots])
-        needy = slots[cache.needs_blocks(slots, ends)]
-        for slot in state.best_first(needy).tolist() if len(needy) else ():
+        is_needy = cache.needs_blocks(slots, ends)
+        if is_needy.any():
+            self._grow(slots[is_needy], most)
+            slots = slots[state.is_active[slots]]
+        counts = np.ones(len(slots), dtype=np.int32)
+        if most > 1:
+            room = np.minimum(cache.num_slot_blocks[slots] * cache.block_tokens, state.limit[slots])
+            counts = np.clip(room - state.num_computed[slots], 1, most).astype(np.int32)
+        budget.take_decode(len(slots) if most == 1 else int(counts.sum()))
+        return slots, counts
+
+    def _grow(self, slots: Int32, most: int) -> None:
+        """Give decode rows that need them blocks for one token, and for up to `most` if there are any left."""
+        state, cache = self._state, self._cache
+        for slot in state.best_first(slots).tolist():
             end = min(int(state.num_computed[slot]) + 1, int(state.limit[slot]))
             while state.is_active[slot] and not cache.grow(slot, end):
                 self._preempt(int(state.best_first(np.flatnonzero(state.is_active).astype(np.int32))[-1]))
-        for slot in needy[state.is_active[needy]].tolist():
+        for slot in slots[state.is_active[slots]].tolist():
             cache.grow(slot, min(int(state.num_computed[slot]) + most, int(state.limit[slot])))
-        slots = slots[state.is_active[slots]]
-        room = np.minimum(cache.num_slot_blocks[slots] * cache.block_tokens, state.limit[slots])
-        counts = np.clip(room - state.num_computed[slots], 1, most).astype(np.int32)
-        budget.take_decode(int(counts.sum()))
-        return slots, counts
 
     def _preempt(self, slot: int) -> None:
         request = self._occupant(slot)
@@ -314,7 +324,7 @@ class Scheduler:
 
     def _build_plan(self, decoding: Int32, counts: Int32, chunks: list[Chunk], setups: list[SlotSetup]) -> StepPlan:
         state, num_decode = self._state, len(decoding)
-        starts, slots = state.first_starts[decoding], decoding
+        starts, slots = state.num_known[decoding] + (state.num_rows_ahead[decoding] - 1), decoding
         samples, wants_logits = np.ones(num_decode, dtype=np.bool_), np.zeros(num_decode, dtype=np.bool_)
         host_tokens = np.zeros(0, dtype=np.int32)
         if chunks:
@@ -324,6 +334,8 @@ class Scheduler:
             samples = np.append(samples, [chunk.samples for chunk in chunks])
             wants_logits = np.append(wants_logits, [chunk.wants_logits for chunk in chunks])
             host_tokens = np.concatenate([chunk.request.tokens(chunk.start, chunk.end) for chunk in chunks])
+        is_prefill = np.zeros(len(slots), dtype=np.bool_)
+        is_prefill[num_decode:] = True
         self._num_steps += 1
         table_slots, table_columns, table_blocks = self._cache.take_changes()
         plan = StepPlan(
@@ -332,7 +344,7 @@ class Scheduler:
             starts=starts,
             counts=counts,
             decoder_starts=state.decoder_start[slots],
-            is_prefill=np.arange(len(slots)) >= num_decode,
+            is_prefill=is_prefill,
             samples=samples,
             wants_logits=wants_logits,
             host_tokens=host_tokens,
@@ -369,30 +381,38 @@ class Scheduler:
         self._images.step_done(step.step)
         prompt_logits = self._take_prompt_logits(step, result)
         prompt_logprobs = self._take_prompt_logprobs(step, result, now)
-        num_tokens = np.ones_like(step.slots) if result.num_tokens is None else result.num_tokens
+        num_tokens = step.counts if result.num_tokens is None else result.num_tokens
+        num_lines = len(num_tokens) if result.num_tokens is None else num_tokens.sum()
         assert len(num_tokens) == len(step.slots), f"results of {len(num_tokens)} rows for {len(step.slots)}"
-        assert len(result.token_ids) == num_tokens.sum(), f"{len(result.token_ids)} tokens, not {num_tokens.sum()}"
+        assert len(result.token_ids) == num_lines, f"{len(result.token_ids)} tokens, not {num_lines}"
         is_current = state.serial[step.slots] == step.serials
         current = step.slots[is_current]
         state.take_row(current, step.counts[is_current], num_tokens[is_current])
-        slots, is_wanted = np.repeat(step.slots, num_tokens), np.repeat(is_current, num_tokens)
         is_usable = result.is_finite if result.has_choice is None else result.is_finite & result.has_choice
-        ends_answer = is_usable & state.ends_answer(slots, np.where(is_usable, result.token_ids, 0))
-        is_wanted &= ~comes_after(ends_answer, num_tokens)
+        slots, is_wanted = step.slots, is_current
+        if result.num_tokens is not None:
+            slots, is_wanted = np.repeat(slots, num_tokens), np.repeat(is_wanted, num_tokens)
+        ends_answer = is_usable & state.ends_answer(slots, result.token_ids * is_usable)
+        if result.num_tokens is not None:
+            is_wanted &= ~comes_after(ends_answer, num_tokens)
         is_kept = is_wanted & is_usable
         if result.num_checked is not None:
             rows = np.repeat(np.arange(len(step.slots)), num_tokens)
             num_kept = np.bincount(rows[is_kept], minlength=len(step.slots))
             num_accepted = np.minimum(num_kept, num_tokens - 1)  # the last that a row gives is no draft
             self._count_drafts(current, result.num_checked[is_current], num_accepted[is_current])
-        tokens, logprobs = result.token_ids, result.logprobs
+        kept, tokens, logprobs = slots, result.token_ids, result.logprobs
         if not is_kept.all():
-            tokens, logprobs = tokens[is_kept], None if logprobs is None else logprobs.lines(is_kept)
-        request_ids = self._append(slots[is_kept], tokens, now)
-        for line in np.flatnonzero(is_wanted & (ends_answer | ~is_usable)).tolist():
-            self._end_at(self._occupant(slots[line]), line, result, now)
-        for slot in current[(state.num_known[current] > state.limit[current]) & (state.serial[current] > 0)].tolist():
-            self._end(self._occupant(slot), "length", now)
+            kept, tokens = kept[is_kept], tokens[is_kept]
+            logprobs = None if logprobs is None else logprobs.lines(is_kept)
+        request_ids = self._append(kept, tokens, now)
+        is_end = is_wanted & (ends_answer | ~is_usable)
+        is_full = state.num_known[current] > state.limit[current]
+        if is_end.any() or is_full.any():
+            for line in np.flatnonzero(is_end).tolist():
+                self._end_at(self._occupant(slots[line]), line, result, now)
+            for slot in current[is_full & (state.serial[current] > 0)].tolist():
+                self._end(self._occupant(slot), "length", now)
         self._release_drained()
         return StepOutput(request_ids, tokens, logprobs, self.take_finished(), prompt_logits, prompt_logprobs)
 

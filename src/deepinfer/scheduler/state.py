@@ -98,7 +98,8 @@ class SlotState:
         self.num_rows_ahead[slots] -= 1
         self.num_tokens_ahead[slots] -= counts
         self.num_known[slots] += num_tokens
-        self._bound_computed(slots)
+        if (num_tokens != counts).any():  # else the rows end where they were planned to
+            self._bound_computed(slots)
 
     def _bound_computed(self, slots: Int32) -> None:
         latest = self.num_known[slots] - 1 + self.num_tokens_ahead[slots]
