@@ -92,11 +92,11 @@ def test_close_waits_for_the_running_step_and_drops_the_next() -> None:
     core.add(request("a"))
     assert core.step() is None
     plan = core.scheduler.schedule()
-    core._in_flight.append(core._device.submit(plan))
-    wait_until(core._in_flight[0].running)  # what has not begun is dropped
+    core._device.submit(plan)
+    wait_until(lambda: core._device._plans.qsize() == 1)  # what has not begun is dropped
     closing = threading.Thread(target=core.close)
     closing.start()
-    wait_until(core._in_flight[1].cancelled)
+    wait_until(lambda: core._device._is_closing)
     closing.join(0.05)
     assert closing.is_alive()
     executor.gate.set()
@@ -110,9 +110,12 @@ def test_the_device_thread_carries_out_plans_in_order_and_passes_errors_on() -> 
     plans = [core.scheduler.schedule() for _ in range(3)]
     executor.fails_at = 3
     thread = DeviceThread(executor)
-    futures = [thread.submit(plan) for plan in plans]
-    thread.close()
-    assert [future.result(0).step for future in futures[:2]] == [1, 2]
+    for plan in plans:
+        thread.submit(plan)
+    assert thread.num_in_flight == 3
+    assert [thread.result().step for _ in range(2)] == [1, 2]
     with pytest.raises(RuntimeError, match="the device burns"):
-        futures[2].result(0)
+        thread.result()
+    assert not thread.has_result() and thread.num_in_flight == 0
+    thread.close()
     core.close()

@@ -205,10 +205,10 @@ class EngineClient:
             return not self._is_closed
 
     def _deliver(self, output: StepOutput) -> None:
-        # What belongs to prompts is large: only its owner shall keep it.
-        plain = dataclasses.replace(output, prompt_logits=[], prompt_logprobs=[])
+        owned, plain = [*output.prompt_logits, *output.prompt_logprobs], output
+        if owned:  # what belongs to prompts is large: only its owner shall keep it
+            plain = dataclasses.replace(output, prompt_logits=[], prompt_logprobs=[])
         with self._wake:
-            owned = [*output.prompt_logits, *output.prompt_logprobs]
             owners = {self._routes.get(request_id) for request_id, _, _ in owned}
             touched = {self._routes.get(request_id) for request_id in output.request_ids}
             touched |= {self._routes.get(ended.request_id) for ended in output.finished}

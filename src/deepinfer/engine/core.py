@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
 
 import numpy as np
 
@@ -43,7 +41,6 @@ class EngineCore:
         self.scheduler, self.executor, self._cache = scheduler, executor, cache
         self._depth = 2 if is_async else 1
         self._lock = threading.Lock()
-        self._in_flight: deque[Future[StepResult]] = deque()
         self._num_steps = self._num_tokens = self._num_generated_tokens = 0
         self._device_seconds = 0.0
         self._op_seconds: dict[str, float] = {}
@@ -51,11 +48,12 @@ class EngineCore:
         self._drafts: DraftCounts | None = None
         self._has_ended = False  # a request was ended from outside and its end not handed out
         self._device = DeviceThread(executor)
-        self._encoder = None if encoder is None else DeviceThread(encoder, "deepinfer-encoder")
-        self._encoding: Future[EncodeResult] | None = None
+        self.on_encoded: Callable[[], None] = lambda: None
+        self._encoder = None
+        if encoder is not None:
+            self._encoder = DeviceThread(encoder, "deepinfer-encoder", lambda: self.on_encoded())
         self._num_encoded = 0
         self._encode_seconds = 0.0
-        self.on_encoded: Callable[[], None] = lambda: None
 
     def add(self, request: GenerateRequest) -> None:
         """Queue a request. Raises RequestError when it is refused."""
@@ -72,7 +70,7 @@ class EngineCore:
     def has_work(self) -> bool:
         """Whether `step` has anything to do or to report."""
         with self._lock:
-            is_encoded = self._encoding is not None and self._encoding.done()
+            is_encoded = self._encoder is not None and self._encoder.has_result()
             return self._has_ended or is_encoded or self.scheduler.has_work()
 
     def step(self) -> StepOutput | None:
@@ -85,10 +83,10 @@ class EngineCore:
             plan = self.scheduler.schedule()
         if plan is not None:
             self._num_steps += 1
-            self._in_flight.append(self._device.submit(plan))
-            if len(self._in_flight) < self._depth:
+            self._device.submit(plan)
+            if self._device.num_in_flight < self._depth:
                 return None
-        result = self._in_flight.popleft().result() if self._in_flight else None
+        result = self._device.result() if self._device.num_in_flight else None
         with self._lock:
             self._has_ended = False
             if result is not None:
@@ -106,9 +104,7 @@ class EngineCore:
         """Take what the encoder has done, and hand over the next images."""
         if self._encoder is None:
             return
-        result = None
-        if self._encoding is not None and self._encoding.done():
-            result, self._encoding = self._encoding.result(), None
+        result = self._encoder.result() if self._encoder.has_result() else None
         with self._lock:
             if result is not None:
                 self.scheduler.update_images(result)
@@ -116,8 +112,7 @@ class EngineCore:
                 self._encode_seconds += result.seconds
             plan = self.scheduler.schedule_images()
         if plan is not None:
-            self._encoding = self._encoder.submit(plan)
-            self._encoding.add_done_callback(lambda _: self.on_encoded())
+            self._encoder.submit(plan)
 
     def stats(self) -> EngineStats:
         """Counters as they stand now."""
@@ -143,8 +138,6 @@ class EngineCore:
 
     def close(self) -> None:
         """Wait for the step that runs on the device, drop the one behind it, and stop the device thread."""
-        for future in self._in_flight:
-            future.cancel()
         self._device.close()
         if self._encoder is not None:
             self._encoder.close()
