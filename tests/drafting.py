@@ -38,10 +38,8 @@ class Drafting:
     def forward(self, tokens: list[int], start: int) -> Tensor:
         """Logits [n, vocab] of tokens at start, start + 1, ..."""
         batch = make_batch([(1, start, len(tokens))], tables=self.tables, block_tokens=self.block_tokens)
-        hidden = self.bound.forward(
-            ForwardBatch(torch.tensor(tokens), None, batch, batch, None, None, feeds_draft=True)
-        )
-        return self.bound.logits(hidden)
+        inputs = ForwardBatch(torch.tensor(tokens), None, batch, batch, None, None, feeds_draft=True)
+        return self.bound.compute(inputs, len(tokens)).logits
 
     def block_batch(self, start: int) -> TokenBatch:
         """A block of drafts whose first place is position `start`."""

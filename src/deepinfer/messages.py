@@ -126,7 +126,7 @@ class StepPlan:
 
     @property
     def num_tokens(self) -> int:
-        return int(self.counts.sum())
+        return len(self.slots) if self.is_plain else int(self.counts.sum())
 
     def moved(self, slots: Int32, starts: Int32, counts: Int32, decoder_starts: Int32) -> StepPlan:
         """The same step with other places of its rows (`dataclasses.replace` takes several times as long)."""

@@ -228,7 +228,7 @@ def test_logits_that_are_not_finite_are_counted_and_end_their_request_alone() ->
 
         def broken(logits: Any, slots: Any, positions: Any, *others: Any) -> Any:
             logits[np.flatnonzero(positions == 7).tolist()] = float("nan")
-            return sample(logits, slots, positions, *others)
+            return sample(logits, slots, positions, *others[:-1])  # the likeliest tokens are those of before
 
         sampler.sample = broken
         params = SamplingParams(max_tokens=6, seed=1, ignore_eos=True, frequency_penalty=1.0, top_p=0.9, logprobs=2)

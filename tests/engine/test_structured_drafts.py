@@ -169,7 +169,7 @@ def broken(llm: LLM, is_bad: Any) -> Any:
 
     def with_nan(logits: Any, slots: Any, positions: Any, *others: Any) -> Any:
         logits[is_bad(slots, positions).nonzero()[0].tolist()] = float("nan")
-        return sample(logits, slots, positions, *others)
+        return sample(logits, slots, positions, *others[:-1])  # the likeliest tokens are those of before
 
     sampler.sample = with_nan
     return lambda: setattr(sampler, "sample", sample)

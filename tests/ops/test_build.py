@@ -9,15 +9,15 @@ from deepinfer.errors import ConfigError
 from deepinfer.ops.reference.build import reference_ops
 from deepinfer.ops.table import OP_NAMES, build
 
-WHOLE_LAYERS = ("prepare_layers", "run_layers")
+WHOLES = ("prepare_layers", "run_layers", "prepare_model", "run_model")
 
 
 @pytest.mark.parametrize("precision", ["exact", "float32", "fast"])
 def test_the_reference_has_every_op_with_the_table_s_signature(precision):
     functions = reference_ops(precision)
-    assert set(functions) == set(OP_NAMES) - set(WHOLE_LAYERS)
+    assert set(functions) == set(OP_NAMES) - set(WHOLES)
     origin = build({"reference": functions}).origin
-    assert {name for name in OP_NAMES if origin[name] == "composed"} == set(WHOLE_LAYERS)
+    assert {name for name in OP_NAMES if origin[name] == "composed"} == set(WHOLES)
     assert set(origin.values()) == {"reference", "composed"}
 
 

@@ -11,12 +11,12 @@ from deepinfer import LLM, SamplingParams
 from deepinfer.backends.cpu.ops import cpu_ops
 from deepinfer.ops.clock import GROUP_OF, OpClock
 from deepinfer.ops.reference.build import reference_ops
-from deepinfer.ops.table import OP_NAMES, WHOLE_LAYERS, build
+from deepinfer.ops.table import OP_NAMES, WHOLES, build
 
 
 def test_every_op_that_runs_in_a_step_belongs_to_one_group():
     assert sorted(GROUP_OF) == sorted(
-        name for name in OP_NAMES if not name.startswith("prepare") and name not in WHOLE_LAYERS
+        name for name in OP_NAMES if not name.startswith("prepare") and name not in WHOLES
     )
 
 

@@ -174,3 +174,22 @@ def test_windows_that_do_not_reach_the_decoder_start_need_no_batch_of_their_own(
     rows = [{"slot": 1, "start": 4 + ahead, "count": 1, "is_prefill": False, "decoder_start": 4}]
     batch = builder.build(plan([*rows, {"slot": 2, "start": 3, "count": 1, "is_prefill": False}], []))
     assert (batch.decoder is not batch.encoder) == has_own
+
+
+def test_a_plain_step_is_built_like_any_other_of_newest_tokens(builder: BatchBuilder) -> None:
+    rows = [
+        {"slot": 3, "start": 9, "count": 1, "is_prefill": False, "decoder_start": 5},
+        {"slot": 1, "start": 6, "count": 1, "is_prefill": False},
+    ]
+    built = []
+    for is_plain in (True, False):
+        step = plan(rows, [])
+        step.is_plain = is_plain
+        assert step.num_tokens == 2
+        built.append(builder.build(step))
+    plain, other = built
+    assert plain.tokens.tolist() == other.tokens.tolist() == [301, 102] and plain.logit_tokens is None
+    for one, two in ((plain.encoder, other.encoder), (plain.decoder, other.decoder)):
+        for name in ("positions", "rows", "row_offsets", "row_starts", "row_slots", "block_table", "window_starts"):
+            assert torch.equal(getattr(one, name), getattr(two, name)), name
+    assert plain.decoder.window_starts.tolist() == [5, 0]

@@ -19,11 +19,11 @@ from deepinfer.backends.cuda.device import runs_hopper_ops
 from deepinfer.cache.pools import CachePools
 from deepinfer.config.engine import EngineConfig
 from deepinfer.messages import SlotSetup, StepPlan
+from deepinfer.ops.batch import Computed
 from deepinfer.runner.build import build_runner
 from deepinfer.runner.graph_cache import RIPE, CudaRecorder, GraphCache
 from deepinfer.runner.graph_shapes import StepShape, padded, padded_batch
 from deepinfer.runner.lines import Lines
-from deepinfer.runner.model import Computed
 from deepinfer.runner.runner import Runner
 from engine.test_same_tokens import mixed_prompts
 from recorders import FakeRecorder
@@ -139,7 +139,7 @@ def test_padding_changes_neither_logits_nor_caches(monkeypatch: pytest.MonkeyPat
     pools.slots.copy_(before[1])
     shape = StepShape(num_tokens=16, num_rows=8, num_columns=4, feeds_draft=False)
     batch = padded_batch(shape, torch.from_numpy(shape.pack(plan)), runner.builder)
-    logits = runner.model.logits(runner.model.forward(batch))
+    logits = runner.model.compute(batch, shape.num_tokens).logits
     assert logits.shape[0] == 16 and torch.equal(logits[: plan.num_tokens], expected)
     assert torch.equal(pools.blocks, after[0]) and torch.equal(pools.slots, after[1])
 
@@ -178,9 +178,8 @@ def test_a_step_is_the_same_before_and_after_it_is_captured(
         computed = runner.compute(plan, Lines.of(plan), feeds_draft=False)
         assert recorder.num_recorded == (number >= RIPE) and recorder.num_replays == max(0, number - RIPE + 1)
         assert torch.equal(computed.logits, expected.logits)
-        assert (computed.best is None) == (number < RIPE)
-    assert computed.best is not None and torch.equal(computed.best[0], expected.logits.argmax(-1))
-    assert computed.best[1].all() and not pools.blocks[0].any() and not pools.slots[0].any()
+        assert torch.equal(computed.best[0], expected.logits.argmax(-1)) and computed.best[1].all()
+    assert not pools.blocks[0].any() and not pools.slots[0].any()
 
 
 @pytest.mark.parametrize("options", [{}, {"num_draft_tokens": 0}, {"draft_acceptance": "rejection"}], ids=str)
@@ -229,11 +228,12 @@ def test_a_captured_step_is_the_same_step(monkeypatch: pytest.MonkeyPatch, plan:
     eager, eager_pools = make_runner(monkeypatch, device="cuda", enforce_eager=True)
     graphs, pools = make_runner(monkeypatch, device="cuda", enforce_eager=False)
     assert eager.graphs is None and graphs.graphs is not None and graphs.graphs.takes(plan)
-    for number in range(1, RIPE + 3):
+    for _ in range(1, RIPE + 3):
         for feeds_draft in (True, False):
             expected = eager.compute(plan, Lines.of(plan), feeds_draft=feeds_draft)
             computed = graphs.compute(plan, Lines.of(plan), feeds_draft=feeds_draft)
-            assert torch.equal(computed.logits, expected.logits) and (computed.best is None) == (number < RIPE)
+            assert torch.equal(computed.logits, expected.logits)
+            assert torch.equal(computed.best[0], expected.best[0])
     assert torch.equal(pools.blocks, eager_pools.blocks) and torch.equal(pools.slots, eager_pools.slots)
     assert not pools.blocks[0].any() and not pools.slots[0].any()
 
@@ -347,7 +347,7 @@ def test_garbage_in_the_padding_slot_and_block_changes_no_bit(
     rows = torch.from_numpy(np.flatnonzero(np.repeat(plan.slots, plan.counts))).to(expected.device)
     shape = StepShape(num_tokens=16, num_rows=8, num_columns=4, feeds_draft=True)
     numbers = torch.from_numpy(shape.pack(plan)).to(expected.device)
-    logits = runner.model.logits(runner.model.forward(padded_batch(shape, numbers, runner.builder)))
+    logits = runner.model.compute(padded_batch(shape, numbers, runner.builder), shape.num_tokens).logits
     assert torch.equal(logits[rows], expected[rows])
     for _ in range(RIPE + 1 if runner.graphs is not None else 0):
         logits = runner.compute(plan, Lines.of(plan), feeds_draft=True).logits

@@ -34,3 +34,11 @@ def test_rows_of_one_line_are_themselves():
     lines = Lines.of(plan([(4, 9, 1, False, True), (3, 2, 6, True, True)]))
     assert lines.is_single and lines.line_slots is lines.slots
     assert lines.line_positions.tolist() == [10, 8]
+
+
+def test_the_rows_of_a_plain_step_have_one_line_each():
+    step = plan([(4, 9, 1, False, True), (3, 2, 1, False, True)])
+    step.is_plain = True
+    lines = Lines.of(step)
+    assert lines.is_single and lines.num_lines == 2 and lines.line_slots.tolist() == [4, 3]
+    assert lines.line_positions.tolist() == lines.firsts.tolist() == [10, 3] and lines.counts.tolist() == [1, 1]

@@ -169,3 +169,19 @@ def test_a_row_is_plain_once_it_may_end():
     waiting = replace(GREEDY, min_tokens=3)
     assert plain_draws(waiting, start=2) is not None
     assert plain_draws(waiting, start=1) is None
+
+
+def test_greedy_rows_that_no_stage_is_for_are_asked_about_once():
+    sampler, asked = sampler_with(GREEDY, replace(GREEDY, logprobs=1), replace(GREEDY, min_tokens=3)), []
+    prepare = sampler._changes[0].prepare
+    sampler._changes[0].prepare = lambda *given: asked.append(1) or prepare(*given)
+    logits = torch.tensor([[1.0, 3.0, 2.0, 0.0, 0.0]])
+    for position in range(4):
+        assert sample(sampler, logits, slots=[1], positions=[position]).token_ids.tolist() == [1]
+    assert len(asked) == 1
+    assert sample(sampler, logits, slots=[2]).logprobs is not None
+    likely_end = torch.tensor([[9.0, 3.0, 2.0, 0.0, 0.0]])  # token 0 ends an answer
+    drawn = [sample(sampler, likely_end, slots=[3], positions=[position]).token_ids.item() for position in (0, 2, 3, 4)]
+    assert drawn == [1, 1, 0, 0]
+    sampler.set_slot(setup(1, replace(GREEDY, logit_bias={2: 5.0})))  # a new occupant is asked about again
+    assert sample(sampler, logits, slots=[1], positions=[5]).token_ids.tolist() == [2]

@@ -96,3 +96,15 @@ class Hidden(NamedTuple):
     def part(self, start: int, end: int) -> Hidden:
         """Tokens start .. end - 1."""
         return Hidden(self.streams[start:end], self.pre[start:end])
+
+
+class Computed(NamedTuple):
+    """What a step has on the device before its tokens are drawn.
+
+    hidden: first of the step's lines, then of the prompt tokens that are scored; None when there are none of these.
+    logits: [lines, vocab] float32. best: what `best_tokens` gives for them.
+    """
+
+    hidden: Hidden | None
+    logits: Tensor
+    best: tuple[Tensor, Tensor]

@@ -14,14 +14,17 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from deepinfer.ops import layers as composed
-from deepinfer.ops.batch import TokenBatch
+from deepinfer.ops import layers as composed_layers
+from deepinfer.ops import model as composed_model
+from deepinfer.ops.batch import Computed, ForwardBatch, TokenBatch
 from deepinfer.ops.layers import BoundLayer, LayerInputs, LayerState
+from deepinfer.ops.model import ModelParts
 from deepinfer.ops.values import Int32
 from deepinfer.ops.values import Mix as Mix
 from deepinfer.ops.values import Selection as Selection
@@ -319,6 +322,18 @@ class Ops:
         """
         raise NotImplementedError
 
+    def prepare_model(self, parts: ModelParts) -> Prepared:
+        """Get a model and its caches ready for `run_model`; `parts.layers` are not prepared yet."""
+        raise NotImplementedError
+
+    def run_model(self, inputs: ForwardBatch, taps: Tensor | None, num_lines: int, model: Prepared) -> Computed:
+        """Pass the tokens through a whole model: rings, embedding, layers, and the first `num_lines` logits.
+
+        What the other ops of this table give when `ops/model.py` calls them one by one, which is also what stands
+        here where no backend offers more. inputs: with one batch for both halves. taps: see `LayerInputs`.
+        """
+        raise NotImplementedError
+
     # -- tokens and sampling; `slots` and `positions` [n] int32 are arrays on the host
 
     def read_tokens(self, ring: Tensor, slots: Int32, positions: Int32) -> Tensor:
@@ -375,13 +390,14 @@ PAIRS: Mapping[str, tuple[str, ...]] = {
     "prepare_vision_block": ("vision_block",),
     "prepare_aligner": ("align",),
     "prepare_layers": ("run_layers",),
+    "prepare_model": ("run_model",),
 }
 OP_NAMES = tuple(name for name, value in vars(Ops).items() if inspect.isfunction(value) and not name.startswith("_"))
-WHOLE_LAYERS = ("prepare_layers", "run_layers")
+WHOLES = ("prepare_layers", "run_layers", "prepare_model", "run_model")
+AROUND_LAYERS = ("embed", "head", "ngram_rows", "store_tokens", "best_tokens")  # in a whole model
 OUTSIDE_LAYERS = (
-    "embed", "head", "ngram_rows", "store_tokens", "read_tokens", "write_tokens", "read_table",
-    "best_tokens", "best_logprobs", "draw", "main_rows", "draft_main", "draft_head", "draft_next",
-    "embed_patches", "vision_block", "align", *WHOLE_LAYERS,
+    *AROUND_LAYERS, "read_tokens", "write_tokens", "read_table", "best_logprobs", "draw", "main_rows", "draft_main",
+    "draft_head", "draft_next", "embed_patches", "vision_block", "align", *WHOLES,
 )  # fmt: skip
 
 
@@ -391,18 +407,18 @@ def build(layers: Mapping[str, Mapping[str, Callable[..., Any]]]) -> Ops:
     layers: origin -> {op name: function}, as in {"reference": {...}, "cpu": {...}}.
     Raises ValueError for a name that is no op, a signature that differs from the specification,
     an op that nobody implements, and an op taken from another set than its `prepare_*`.
-    Whole layers are composed of the table's ops unless the set that has an op for them has all of those.
+    Whole layers and models are composed of the table's ops unless the set that has an op for them has all of those.
     """
     ops, chosen = Ops(), {}
     for origin, functions in ({"composed": _composed(ops)} | dict(layers)).items():
         for name, function in functions.items():
             _check_signature(origin, name, function)
             chosen[name] = (origin, function)
-    inner = {
-        origin for name, (origin, _) in chosen.items() if not name.startswith("prepare") and name not in OUTSIDE_LAYERS
-    }
-    if inner != {chosen["run_layers"][0]}:
-        chosen |= {name: ("composed", function) for name, function in _composed(ops).items()}
+    inner = [name for name in chosen if not name.startswith("prepare") and name not in OUTSIDE_LAYERS]
+    for whole, parts in (("layers", inner), ("model", [*AROUND_LAYERS, "run_layers"])):
+        if {chosen[name][0] for name in parts if name in chosen} != {chosen[f"run_{whole}"][0]}:
+            for name in (f"prepare_{whole}", f"run_{whole}"):
+                chosen[name] = "composed", _composed(ops)[name]
     missing = [name for name in OP_NAMES if name not in chosen]
     if missing:
         raise ValueError(f"no implementation of {', '.join(missing)}")
@@ -420,17 +436,25 @@ def build(layers: Mapping[str, Mapping[str, Callable[..., Any]]]) -> Ops:
 
 
 def one_by_one(ops: Ops) -> Ops:
-    """A table of the same ops in which layers are calls of the others, whatever the backend has for them."""
-    return build({"single": {name: getattr(ops, name) for name in OP_NAMES if name not in WHOLE_LAYERS}})
+    """A table of the same ops in which wholes are calls of the others, whatever the backend has for them."""
+    return build({"single": {name: getattr(ops, name) for name in OP_NAMES if name not in WHOLES}})
 
 
 def _composed(ops: Ops) -> dict[str, Callable[..., Any]]:
-    """Layers as calls of the table's other ops."""
+    """Layers and models as calls of the table's other ops."""
 
     def prepare_layers(layers: Sequence[BoundLayer]) -> tuple[BoundLayer, ...]:
         return tuple(layers)
 
-    return {"prepare_layers": prepare_layers, "run_layers": partial(composed.run_layers, ops)}
+    def prepare_model(parts: ModelParts) -> ModelParts:
+        return replace(parts, layers=ops.prepare_layers(parts.layers))
+
+    return {
+        "prepare_layers": prepare_layers,
+        "run_layers": partial(composed_layers.run_layers, ops),
+        "prepare_model": prepare_model,
+        "run_model": partial(composed_model.run_model, ops),
+    }
 
 
 def _check_signature(origin: str, name: str, function: Callable[..., Any]) -> None:

@@ -98,7 +98,7 @@ class Rank:
         assert bound.draft is not None
         logits = logits_memory(num_requests, num_drafts, self.config.vocab_size, device)
         graphs = GraphCache(CudaRecorder(), graph_bytes(device))
-        self._runner = Runner(bound, builder, sampler, graphs=StepGraphs(bound, ops, builder, graphs, logits))
+        self._runner = Runner(bound, builder, sampler, graphs=StepGraphs(bound, builder, graphs, logits))
         drafts = DraftGraphs(bound.draft, builder, num_drafts, graphs, logits)
         self._drafting = Speculation(drafts, builder, sampler, CheckAll(), num_requests, ())
         self._runner.speculation = self._drafting
@@ -160,7 +160,7 @@ class Rank:
 
         def step() -> None:
             self._clock.clear()
-            model.logits(model.forward(padded_batch(shape, numbers, builder)))
+            model.compute(padded_batch(shape, numbers, builder), shape.num_tokens)
 
         self._clock.is_on = True
         replay = CudaRecorder().record(step)

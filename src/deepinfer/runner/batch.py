@@ -31,30 +31,20 @@ class BatchBuilder:
         self.token_ring = token_ring  # [slots, length] int32
         self.window = window  # positions that a token sees in its window
         self.count = np.arange(num_slots + 2, dtype=np.int32)
+        self._zeros = np.zeros(num_slots + 1, dtype=np.int32)
 
     def build(self, plan: StepPlan, *, feeds_draft: bool = False) -> ForwardBatch:
         """The forward pass of `plan`, after its block-table changes. feeds_draft: see `ForwardBatch`."""
         self.apply_changes(plan)
-        is_single = bool((plan.counts == 1).all())  # nothing but newest tokens
+        is_single = plan.is_plain or bool((plan.counts == 1).all())  # nothing but newest tokens
         offsets, rows, positions = self._places(plan, is_single)
-        decoder_starts = plan.decoder_starts[rows]
-        encoder = self._token_batch(plan, rows, positions, offsets, plan.starts, np.zeros_like(plan.starts))
+        encoder = self._token_batch(plan, rows, positions, offsets, plan.starts, self._zeros[: plan.num_rows])
         tokens = self._tokens(plan, rows, positions, is_single)
-        is_decoder = positions >= decoder_starts
-        decoder, decoder_tokens = encoder, None
-        if not is_decoder.all():
-            kept = np.flatnonzero(is_decoder)
-            counts = np.bincount(rows[kept], minlength=plan.num_rows)
-            kept_offsets = np.concatenate([[0], np.cumsum(counts)])
-            starts = np.maximum(plan.starts, plan.decoder_starts)
-            decoder = self._token_batch(plan, rows[kept], positions[kept], kept_offsets, starts, plan.decoder_starts)
-            decoder_tokens = self.int64(kept)
-        elif ((decoder_starts > 0) & (positions - decoder_starts < self.window - 1)).any():
-            decoder = self._token_batch(plan, rows, positions, offsets, plan.starts, plan.decoder_starts)
-        logit_tokens = None
-        is_plain = decoder_tokens is None and (plan.samples & (~plan.is_prefill | (plan.counts == 1))).all()
-        if not is_plain or plan.wants_logits.any() or len(plan.logprob_rows):
-            logit_tokens = self.int64(np.cumsum(is_decoder)[logit_positions(plan, offsets)] - 1)
+        decoder, kept = encoder, None
+        if plan.decoder_starts.any():
+            decoder, kept = self._decoder(plan, encoder, rows, positions, offsets)
+        logit_tokens = None if plan.is_plain else self._logit_tokens(plan, kept, offsets)
+        decoder_tokens = None if kept is None else self.int64(kept)
         return ForwardBatch(tokens, None, encoder, decoder, decoder_tokens, logit_tokens, feeds_draft)
 
     def block(self, slots: Int32, starts: Int32, window_starts: Int32, num_places: int) -> TokenBatch:
@@ -82,6 +72,38 @@ class BatchBuilder:
         """Leave drafts [rows, places] int64 of a block's rows there: each behind the place that it was drawn at."""
         ahead = replace(batch, positions=batch.positions + 1, row_starts=batch.row_starts + 1)
         self._ops.store_tokens(token_ids.flatten(), ahead, self.token_ring)
+
+    def _decoder(
+        self,
+        plan: StepPlan,
+        encoder: TokenBatch,
+        rows: NDArray[np.integer],
+        positions: NDArray[np.integer],
+        offsets: NDArray[np.integer],
+    ) -> tuple[TokenBatch, NDArray[np.int64] | None]:
+        """The decoder half's batch, and which of the step's tokens are in it, ascending; None = all."""
+        decoder_starts = plan.decoder_starts[rows]
+        is_decoder = positions >= decoder_starts
+        if is_decoder.all():
+            if not ((decoder_starts > 0) & (positions - decoder_starts < self.window - 1)).any():
+                return encoder, None
+            return self._token_batch(plan, rows, positions, offsets, plan.starts, plan.decoder_starts), None
+        kept = np.flatnonzero(is_decoder)
+        counts = np.bincount(rows[kept], minlength=plan.num_rows)
+        kept_offsets = np.concatenate([[0], np.cumsum(counts)])
+        starts = np.maximum(plan.starts, plan.decoder_starts)
+        decoder = self._token_batch(plan, rows[kept], positions[kept], kept_offsets, starts, plan.decoder_starts)
+        return decoder, kept
+
+    def _logit_tokens(
+        self, plan: StepPlan, kept: NDArray[np.int64] | None, offsets: NDArray[np.integer]
+    ) -> Tensor | None:
+        """The decoder's tokens whose logits are wanted; None = all of them in order."""
+        wants_all = kept is None and (plan.samples & (~plan.is_prefill | (plan.counts == 1))).all()
+        if wants_all and not plan.wants_logits.any() and not len(plan.logprob_rows):
+            return None
+        places = logit_positions(plan, offsets)
+        return self.int64(places if kept is None else np.searchsorted(kept, places))
 
     def _places(
         self, plan: StepPlan, is_single: bool
@@ -119,12 +141,12 @@ class BatchBuilder:
         window_starts: NDArray[np.int32],
     ) -> TokenBatch:
         max_position = int(positions.max(initial=-1))
-        columns = max_position // self.block_tokens + 1
+        columns, row_starts = max_position // self.block_tokens + 1, self._int32(starts)
         return TokenBatch(
-            positions=self._int32(positions),
+            positions=row_starts if positions is starts else self._int32(positions),
             rows=self._int32(rows),
             row_offsets=self._int32(offsets),
-            row_starts=self._int32(starts),
+            row_starts=row_starts,
             row_slots=self._int32(plan.slots),
             block_table=self._ops.read_table(self.block_table, plan.slots, columns),
             window_starts=self._int32(window_starts),

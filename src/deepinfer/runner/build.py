@@ -140,7 +140,7 @@ def build_runner(config: EngineConfig, folder: Path, eos_ids: Sequence[int] | No
         sampler = Sampler(ops, num_slots + 1, model_config.vocab_size, eos_ids, device)
         runner = Runner(bound, builder, sampler, constraints, clock=ops.clock, checker=ops.checker, encoder=encoder)
         if captured is not None:
-            runner.graphs = StepGraphs(bound, ops, builder, *captured)
+            runner.graphs = StepGraphs(bound, builder, *captured)
         if bound.draft is None:
             return runner, None
         if captured is not None:

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from deepinfer.messages import StepPlan
-from deepinfer.ops.table import Ops
+from deepinfer.ops.batch import Computed
 from deepinfer.ops.transfer import Staged
 from deepinfer.runner.batch import BatchBuilder
 from deepinfer.runner.graph_cache import GraphCache
 from deepinfer.runner.graph_shapes import ALIGNMENT, StepShape, padded, padded_batch
-from deepinfer.runner.model import Computed, Model
+from deepinfer.runner.model import Model
 
 MAX_TOKENS = 2048  # of a step that is captured; launches are the lesser part of larger ones
 
@@ -34,8 +34,8 @@ class StepGraphs:
     logits: [most tokens, vocab] float32, the memory for those of a step.
     """
 
-    def __init__(self, model: Model, ops: Ops, builder: BatchBuilder, graphs: GraphCache, logits: Tensor) -> None:
-        self._model, self._ops, self._builder, self._graphs = model, ops, builder, graphs
+    def __init__(self, model: Model, builder: BatchBuilder, graphs: GraphCache, logits: Tensor) -> None:
+        self._model, self._builder, self._graphs = model, builder, graphs
         self._logits = logits
         self._staged = Staged(8 * (len(logits) + ALIGNMENT), builder.device)
         self._token_ids = torch.zeros(len(logits), dtype=torch.int64, device=builder.device)
@@ -72,9 +72,9 @@ class StepGraphs:
         self._staged.send(shape.pack(_nothing()))
 
         def step() -> None:
-            hidden = self._model.forward(padded_batch(shape, self._staged.numbers, self._builder))
-            logits = self._logits[: shape.num_tokens].copy_(self._model.logits(hidden))
-            token_ids, is_finite = self._ops.best_tokens(logits)
+            batch = padded_batch(shape, self._staged.numbers, self._builder)
+            _, logits, (token_ids, is_finite) = self._model.compute(batch, shape.num_tokens)
+            self._logits[: shape.num_tokens].copy_(logits)
             self._token_ids[: shape.num_tokens].copy_(token_ids)
             self._is_finite[: shape.num_tokens].copy_(is_finite)
 

@@ -10,7 +10,7 @@ import numpy as np
 from deepinfer.messages import Bool, Int32, StepPlan
 
 
-@dataclass(frozen=True)
+@dataclass
 class Lines:
     """The sampling rows of a plan; row r has counts[r] lines, for positions firsts[r], firsts[r] + 1, ...
 
@@ -22,21 +22,17 @@ class Lines:
     firsts: Int32
     counts: Int32
     decoder_starts: Int32
+    is_single: bool  # each row has one line
 
     @classmethod
     def of(cls, plan: StepPlan) -> Lines:
         """Of a plan as it runs."""
-        if not plan.is_prefill.any() and plan.samples.all():
-            return cls(plan.slots, plan.starts + 1, plan.counts, plan.decoder_starts)
+        if plan.is_plain:
+            return cls(plan.slots, plan.starts + 1, plan.counts, plan.decoder_starts, is_single=True)
         samples, steps = plan.samples, np.where(plan.is_prefill, plan.counts, 1)
-        counts = np.where(plan.is_prefill, 1, plan.counts)
-        firsts = plan.starts + steps
-        return cls(plan.slots[samples], firsts[samples], counts[samples], plan.decoder_starts[samples])
-
-    @cached_property
-    def is_single(self) -> bool:
-        """Whether each row has one line."""
-        return bool((self.counts == 1).all())
+        counts = np.where(plan.is_prefill, 1, plan.counts)[samples]
+        firsts, is_single = (plan.starts + steps)[samples], bool((counts == 1).all())
+        return cls(plan.slots[samples], firsts, counts, plan.decoder_starts[samples], is_single)
 
     @cached_property
     def offsets(self) -> Int32:
@@ -45,9 +41,9 @@ class Lines:
 
     @property
     def num_lines(self) -> int:
-        return int(self.counts.sum())
+        return len(self.slots) if self.is_single else int(self.counts.sum())
 
-    @cached_property
+    @property
     def line_slots(self) -> Int32:
         return self.slots if self.is_single else np.repeat(self.slots, self.counts)
 
@@ -56,7 +52,7 @@ class Lines:
         """Drafts before each line."""
         return (np.arange(self.num_lines) - np.repeat(self.offsets, self.counts)).astype(np.int32)
 
-    @cached_property
+    @property
     def line_positions(self) -> Int32:
         return self.firsts if self.is_single else np.repeat(self.firsts, self.counts) + self.line_places
 

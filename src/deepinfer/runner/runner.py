@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from deepinfer.messages import Bool, Float32, Int32, Logprobs, StepPlan, StepResult
-from deepinfer.ops.batch import Hidden
+from deepinfer.ops.batch import Computed, Hidden
 from deepinfer.ops.check import OpChecker
 from deepinfer.ops.clock import OpClock
 from deepinfer.ops.transfer import Arrival
@@ -20,7 +20,7 @@ from deepinfer.runner.batch import BatchBuilder
 from deepinfer.runner.graphs import StepGraphs
 from deepinfer.runner.images import ImageEncoder
 from deepinfer.runner.lines import Lines
-from deepinfer.runner.model import Computed, Model
+from deepinfer.runner.model import Model
 from deepinfer.runner.speculation import Speculation
 from deepinfer.sampling.logprobs import TokenLogprobs, token_logprobs
 from deepinfer.sampling.sampler import Sampled, Sampler
@@ -106,8 +106,7 @@ class Runner:
         if plan.images:
             assert self.encoder is not None, "a plan has images, but the model takes none"
             batch = self.encoder.place(plan, batch)
-        hidden = self.model.forward(batch)
-        return Computed(hidden, self.model.logits(hidden.part(0, lines.num_lines)))
+        return self.model.compute(batch, lines.num_lines)
 
     def sample(self, forwarded: Forwarded) -> StepResult:
         """Draw the next tokens, leave the newest in the token rings for the next step, return them."""
@@ -119,20 +118,21 @@ class Runner:
         drawn = self.sampler.sample(logits, lines.line_slots, lines.line_positions, masks, before, proposed, best)
         token_ids, is_finite, has_choice, logprobs = _arrived(drawn)
         errors = {} if masks is None else masks.errors
-        is_finite[list(errors)] = False
-        num_tokens = np.ones_like(lines.counts)
+        if errors:
+            is_finite[list(errors)] = False
+        num_tokens = None  # that each row keeps; None = its one
         if drafting is not None:
             num_tokens = drafting.verify(lines, token_ids, is_finite if has_choice is None else is_finite & has_choice)
         self._observe(lines, drawn.token_ids, num_tokens)
-        if self.constraints is not None:
-            self.constraints.take(token_ids, lines.offsets, num_tokens)
-        if drafting is not None:
+        if self.constraints is not None and masks is not None:
+            self.constraints.take(token_ids, lines.offsets, lines.counts if num_tokens is None else num_tokens)
+        if drafting is not None and num_tokens is not None:
             if not plan.is_prefill.any():
                 drafting.observe_step(plan.num_tokens, time.monotonic() - forwarded.started)
             newest = token_ids[lines.offsets + np.maximum(num_tokens, 1) - 1]
             drafting.propose(lines, newest, self.constraints)
         self._store(lines, drawn.token_ids, num_tokens)  # while the drafts are made
-        prompt_logits, start = self._prompt_logits(plan, hidden, lines.num_lines)
+        prompt_logits, start = ({}, 0) if plan.is_plain else self._prompt_logits(plan, hidden, lines.num_lines)
         result = StepResult(
             step=plan.step,
             token_ids=token_ids,
@@ -146,7 +146,7 @@ class Runner:
             op_checks=self.checker.checks() if self.checker is not None else {},
             errors=errors,
         )
-        if drafting is not None:
+        if num_tokens is not None:
             _keep_lines(result, lines, num_tokens)
         elif self.speculation is not None:
             self.speculation.rest(plan.num_rows, time.monotonic() - forwarded.started)
@@ -155,19 +155,19 @@ class Runner:
         result.seconds = time.monotonic() - forwarded.taken
         return result
 
-    def _observe(self, lines: Lines, token_ids: Tensor, num_tokens: Int32) -> None:
+    def _observe(self, lines: Lines, token_ids: Tensor, num_tokens: Int32 | None) -> None:
         """The stages count what each row keeps of the tokens drawn [lines]."""
         if not self.sampler.remembers(lines.slots):
             return
-        if lines.is_single and num_tokens.all():
+        if num_tokens is None or (lines.is_single and num_tokens.all()):
             return self.sampler.observe(lines.slots, token_ids)
         for place in range(int(num_tokens.max(initial=0))):
             rows = np.flatnonzero(num_tokens > place)
             self.sampler.observe(lines.slots[rows], self._chosen(token_ids, lines.offsets[rows] + place))
 
-    def _store(self, lines: Lines, token_ids: Tensor, num_tokens: Int32) -> None:
+    def _store(self, lines: Lines, token_ids: Tensor, num_tokens: Int32 | None) -> None:
         """The newest token that each row keeps goes into the token ring."""
-        if lines.is_single and num_tokens.all():
+        if num_tokens is None or (lines.is_single and num_tokens.all()):
             return self.builder.store(token_ids, lines.slots, lines.firsts)
         rows = np.flatnonzero(num_tokens)
         last = num_tokens[rows] - 1

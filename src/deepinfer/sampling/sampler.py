@@ -22,7 +22,7 @@ from deepinfer.sampling.logprobs import TokenLogprobs, drawn_logprobs
 from deepinfer.sampling.masks import exclude_masked
 from deepinfer.sampling.penalties import Penalties
 from deepinfer.sampling.rejection import Proposed, keep_or_redraw
-from deepinfer.sampling.slot_params import RowParams, SlotParams
+from deepinfer.sampling.slot_params import MIN_TEMPERATURE, RowParams, SlotParams
 from deepinfer.sampling.stages import EXCLUDED, FILTERS, Stage
 from deepinfer.structured.rows import RowMasks
 
@@ -74,11 +74,14 @@ class Sampler:
         self._slots = SlotParams(num_slots)
         self._golden = Golden()
         self._is_plain = np.zeros(num_slots, dtype=np.bool_)  # of slots: known to need no stage any more
+        self._is_bare = np.zeros(num_slots, dtype=np.bool_)  # of slots: greedy, and told no log-probabilities
 
     def set_slot(self, setup: SlotSetup) -> None:
         """The slot has a new occupant; its `params.seed` is not None."""
         self._slots.set(setup)
         self._is_plain[setup.slot] = False
+        params = setup.params
+        self._is_bare[setup.slot] = params.temperature < MIN_TEMPERATURE and params.logprobs is None
         self._golden.set_slot(setup)
         for stage in self._changes:
             stage.set_slot(setup)
@@ -102,8 +105,11 @@ class Sampler:
             instead of by equality with their own draw; None = there are none.
         best: what `best_tokens` gives for these logits, if it is known.
         """
-        params = self._slots.rows(slots, positions, logits.shape[1], before)
         token_ids, is_finite = best or self._ops.best_tokens(logits)
+        is_free = masks is None and proposed is None
+        if is_free and self._is_bare[slots].all() and self._are_plain(slots, positions):
+            return Sampled(token_ids, is_finite, None, None)
+        params = self._slots.rows(slots, positions, logits.shape[1], before)
         has_choice, processed = None, _run(self._changes, logits, params)
         if masks is not None:
             processed = exclude_masked(processed, masks)
@@ -147,17 +153,9 @@ class Sampler:
         return Drafted(self._golden.force(token_ids, params), processed, self._ops.best_logprobs(processed))
 
     def plain_draws(self, slots: NDArray[np.int32], starts: NDArray[np.int32]) -> PlainDraws | None:
-        """How rows [n] draw if all do so from logits as they are, at all positions behind `starts` [n]; None if not.
-
-        A row that no stage is for is plain until its slot gets a new occupant, so few are asked about in a step.
-        """
-        asked = np.flatnonzero(~self._is_plain[slots])
-        if asked.size:
-            params = self._slots.rows(slots[asked], starts[asked] + 1, self._vocab_size)
-            stages, host = (*self._changes, *FILTERS), torch.device("cpu")  # nothing of what is prepared is used
-            if self._golden.has_any or any(stage.prepare(params, host) is not None for stage in stages):
-                return None
-            self._is_plain[slots[asked]] = True
+        """How rows [n] draw if all do so from logits as they are, at all positions behind `starts` [n]; None if not."""
+        if not self._are_plain(slots, starts + 1):
+            return None
         return PlainDraws(*(self._slots.column(name)[slots] for name in ("temperature", "seed")))
 
     def remembers(self, slots: NDArray[np.int32]) -> bool:
@@ -172,6 +170,22 @@ class Sampler:
     def num_prompt_logprobs(self, slots: NDArray[np.int32]) -> int:
         """The largest number of alternatives to prompt tokens that any of these slots asks for."""
         return int(self._slots.column("prompt_logprobs")[slots].max(initial=0))
+
+    def _are_plain(self, slots: NDArray[np.int32], positions: NDArray[np.int32]) -> bool:
+        """Whether rows [n] draw from logits as they are, from these positions [n] on.
+
+        A row that no stage is for is plain until its slot gets a new occupant, so few are asked about in a step.
+        """
+        is_plain = self._is_plain[slots]
+        if is_plain.all():
+            return True
+        asked = np.flatnonzero(~is_plain)
+        params = self._slots.rows(slots[asked], positions[asked], self._vocab_size)
+        stages, host = (*self._changes, *FILTERS), torch.device("cpu")  # nothing of what is prepared is used
+        if self._golden.has_any or any(stage.prepare(params, host) is not None for stage in stages):
+            return False
+        self._is_plain[slots[asked]] = True
+        return True
 
     def _draw(self, logits: Tensor, params: RowParams, noise: int = 0) -> Tensor:
         keys = params["temperature"], params["seed"], params.positions.astype(np.int64) + noise

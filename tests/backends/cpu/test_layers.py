@@ -1,4 +1,4 @@
-"""Whole layers in one native call against the same layers composed of ops."""
+"""Whole layers and models in one native call against the same composed of ops."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def prompt(name: str, slot: int) -> Tensor:
 
 
 def logits(model: BoundModel, inputs: ForwardBatch) -> Tensor:
-    return model.logits(model.forward(inputs))
+    return model.compute(inputs, len(inputs.logit_tokens)).logits
 
 
 STEPS = [
@@ -150,3 +150,47 @@ def test_what_does_not_fit_is_refused():
         ops.prepare_layers([replace(layers[0], caches=short)])
     with pytest.raises(ShapeError, match="pages"):
         ops.prepare_layers([replace(layers[0], caches=replace(layers[0].caches, pages=None, index_pages=None))])
+
+
+def image_step() -> ForwardBatch:
+    """Two rows, the second with three image tokens at its end; logits of four tokens, one twice."""
+    inputs = step("nano", [(1, 0, 4), (2, 0, 5)])
+    is_image = torch.arange(9) >= 6
+    rows = family.normal(3, config("nano").hidden_size)
+    return replace(inputs, is_image=is_image, image_rows=rows, logit_tokens=torch.tensor([3, 8, 0, 3]))
+
+
+@pytest.mark.parametrize("num_lines", [0, 2, 4])
+def test_lines_images_and_taps_of_a_whole_model_are_those_of_its_ops(num_lines):
+    inputs, found = image_step(), []
+    for is_whole in (True, False):
+        one, pools = bound("nano", is_whole)
+        taps = torch.zeros(9, 3, config("nano").hidden_size)
+        computed = one.model.ops.run_model(inputs, taps, num_lines, one.whole)
+        found.append((computed.logits, *computed.best, taps, pools.blocks, pools.slots, *(computed.hidden or ())))
+    assert len(found[0]) == len(found[1]) == (6 if num_lines == 4 else 8)  # hidden only where more is wanted
+    assert all(torch.equal(*both) for both in zip(*found, strict=True))
+    assert found[0][0].shape == (num_lines, config("nano").vocab_size) and found[0][5].any()
+    text = one.compute(replace(inputs, is_image=None, image_rows=None), 4).logits
+    assert num_lines < 2 or not torch.equal(text[1], found[0][0][1])  # the last token is one of the image's
+
+
+def test_a_whole_model_is_taken_apart_where_the_layers_are():
+    assert pair.cpu().origin["run_model"] == "cpu" and composed_ops().origin["run_model"] == "composed"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"tokens": torch.tensor([1, 2, 5000])}, "not in the vocabulary"),
+        ({"tokens": torch.tensor([1, -1, 2])}, "not in the vocabulary"),
+        ({"tokens": torch.tensor([1, 2])}, "tokens has shape"),
+        ({"logit_tokens": torch.tensor([0, 3])}, "logit token"),
+        ({"logit_tokens": torch.tensor([-1, 0])}, "logit token"),
+        ({"logit_tokens": torch.tensor([0])}, "2 lines of logits are wanted; there are 1"),
+    ],
+)
+def test_a_whole_model_refuses_what_does_not_fit(change, message):
+    one, _ = bound("nano", True)
+    with pytest.raises(ShapeError, match=message):
+        one.compute(replace(step("nano", [(1, 0, 3)]), **change), 2)

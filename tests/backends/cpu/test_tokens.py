@@ -54,6 +54,7 @@ def test_lines_of_the_block_table_are_read_up_to_a_column(ops):
     table = torch.arange(12, dtype=torch.int32).view(3, 4)
     assert ops.read_table(table, int32(2, 0, 2), 2).tolist() == [[8, 9], [0, 1], [8, 9]]
     assert ops.read_table(table, int32(1), 0).shape == (1, 0)
+    assert ops.read_table(table, int32(1), 9).tolist() == [[4, 5, 6, 7]]  # it has no more
 
 
 @pytest.mark.parametrize("ops", [pair.reference(), pair.cpu()], ids=["reference", "cpu"])

@@ -97,7 +97,7 @@ def run_layers(state: LayerState, inputs: LayerInputs, layers: CpuLayers) -> Lay
     hyper, num_tokens = layers.layers[0].parts.attention_hyper, inputs.batch.num_tokens
     streams = dense("streams", state.streams, (num_tokens, hyper.num_streams, hyper.hidden))
     pre = dense("pre", state.pre, (num_tokens, hyper.num_streams))
-    step, _step_tensors = _step_inputs(inputs)
+    step, _step_tensors = step_inputs(inputs)
     given, _given_tensors = _given(state.selection, num_tokens)
     entries = candidates = entries_address = candidates_address = None
     if state.selection is not None:
@@ -116,7 +116,7 @@ def run_layers(state: LayerState, inputs: LayerInputs, layers: CpuLayers) -> Lay
     return LayerState(streams, pre, None if entries is None else Selection(entries, candidates))
 
 
-def _step_inputs(inputs: LayerInputs) -> tuple[InputsStruct, list[Tensor]]:
+def step_inputs(inputs: LayerInputs) -> tuple[InputsStruct, list[Tensor]]:
     """The struct, and the tensors that it points into."""
     batch, kept, rows, image, num_columns = inputs.batch, [], None, None, 0
     if inputs.ngram_rows is not None:

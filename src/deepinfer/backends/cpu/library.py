@@ -44,6 +44,11 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "experts": (LONG, POINTER, POINTER, LONG, POINTER, POINTER, LONG, LONG, POINTER),
     "shared_expert": (None, POINTER, POINTER, LONG, POINTER, LONG, POINTER),
     "run_layers": (LONG, POINTER, LONG, *(POINTER,) * 6),
+    "run_model": (LONG, *(POINTER,) * 8),
+    "read_tokens": (None, POINTER, POINTER, POINTER, LONG, POINTER),
+    "write_tokens": (None, POINTER, POINTER, POINTER, LONG, POINTER),
+    "read_table": (None, POINTER, LONG, POINTER, LONG, LONG, POINTER),
+    "best_tokens": (None, POINTER, LONG, LONG, POINTER, POINTER),
     "engram": (LONG, POINTER, POINTER, POINTER, LONG, POINTER, LONG, POINTER),
 }
 

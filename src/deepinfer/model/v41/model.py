@@ -11,8 +11,9 @@ from deepinfer.model.v41.draft import BoundDraft, Draft
 from deepinfer.model.v41.layer import layer_caches, prepare_layer
 from deepinfer.model.v41.vision import VisionTower
 from deepinfer.model.v41.weights import ModelWeights
-from deepinfer.ops.batch import ForwardBatch, Hidden
+from deepinfer.ops.batch import Computed, ForwardBatch, Hidden
 from deepinfer.ops.layers import BoundLayer, LayerInputs, LayerState, enter_layer, keep_tokens, leave_layer
+from deepinfer.ops.model import ModelParts, enter_model, leave_model
 from deepinfer.ops.table import Ops
 
 
@@ -49,55 +50,51 @@ class BoundModel:
             for plan, parts in zip(model.config.layers, model.layers, strict=True)
         ]
         self.boundary_layer = layers[boundary] if boundary < len(layers) else None
-        self.all_layers = ops.prepare_layers(layers)
+        self.token_ring = pools.numbers("tokens", torch.int32).squeeze(-1)  # [slots, length]
+        self.parts = ModelParts(model.embedding, model.ngrams, layers, model.head, self.token_ring)
+        self.whole = ops.prepare_model(self.parts)
         self.layers_below = ops.prepare_layers(layers[:boundary])
         self.layers_above = ops.prepare_layers(layers[boundary + 1 :])
-        self.token_ring = pools.numbers("tokens", torch.int32).squeeze(-1)  # [slots, length]
         self.window = model.config.window
         self.draft = BoundDraft(model.draft, pools) if model.draft is not None else None
 
-    def forward(self, inputs: ForwardBatch) -> Hidden:
-        """What `logits` reads, for the logit tokens; writes the step's entries into all caches.
+    def compute(self, inputs: ForwardBatch, num_lines: int) -> Computed:
+        """The logits of the first `num_lines` logit tokens; writes the step's entries into all caches.
 
         Every token passes the layers below the boundary and the boundary layer's compressor. What
         lies above reads global entries that are complete by then and the window vectors of its
         own layers only, so tokens before a request's decoder start stop there.
         """
-        model, ops, batch, ngram_rows = self.model, self.model.ops, inputs.encoder, None
-        if model.ngrams is not None:
-            ngram_rows = ops.ngram_rows(inputs.tokens, batch, self.token_ring, model.ngrams)
-        ops.store_tokens(inputs.tokens, batch, self.token_ring)
-        streams, pre = ops.embed(inputs.tokens, model.embedding)
-        if inputs.image_rows is not None:
-            streams = streams.contiguous()
-            streams[inputs.is_image] = inputs.image_rows.unsqueeze(1).to(streams.dtype)
-        state, taps = LayerState(streams, pre, None), None
+        ops, taps = self.model.ops, None
         if self.draft is not None and inputs.feeds_draft:
-            taps = self.draft.new_taps(batch.num_tokens, model.config.hidden_size, inputs.tokens.device)
-        done, taps = self._run_layers(state, LayerInputs(batch, ngram_rows, inputs.is_image, taps), inputs)
-        if done is None:  # no token reached the head
-            return Hidden(state.streams[:0], state.pre[:0])
-        if self.draft is not None and taps is not None:
+            taps = self.draft.new_taps(inputs.encoder.num_tokens, self.model.config.hidden_size, inputs.tokens.device)
+        if inputs.decoder is inputs.encoder:
+            computed = ops.run_model(inputs, taps, num_lines, self.whole)
+        else:
+            state, shared = enter_model(ops, inputs, taps, self.parts)
+            state, taps = self._run_halves(state, shared, inputs)
+            computed = leave_model(ops, state, inputs, num_lines, self.parts)
+        if self.draft is not None and taps is not None and inputs.decoder.num_tokens:
             self.draft.store_main(taps, inputs.decoder)
-        chosen = inputs.logit_tokens
-        return Hidden(done.streams, done.pre) if chosen is None else Hidden(done.streams[chosen], done.pre[chosen])
+        return computed
 
     def logits(self, hidden: Hidden) -> Tensor:
         """Logits [tokens, vocab] float32."""
         return self.model.ops.head(hidden.streams, hidden.pre, self.model.head)
 
-    def _run_layers(
+    def _run_halves(
         self, state: LayerState, shared: LayerInputs, inputs: ForwardBatch
-    ) -> tuple[LayerState | None, Tensor | None]:
-        """The decoder's tokens after all layers, None when there are none; and their taps."""
+    ) -> tuple[LayerState, Tensor | None]:
+        """The decoder's tokens after all layers, and their taps."""
         ops, kept, boundary = self.model.ops, inputs.decoder_tokens, self.boundary_layer
-        if boundary is None or inputs.decoder is inputs.encoder:
-            state, taps = ops.run_layers(state, shared, self.all_layers), shared.taps
+        state = ops.run_layers(state, shared, self.layers_below)
+        if boundary is None:
             if kept is None:
-                return state, taps
-            return LayerState(state.streams[kept], state.pre[kept], None), None if taps is None else taps[kept]
-        entered = enter_layer(ops, boundary, ops.run_layers(state, shared, self.layers_below), shared)
+                return state, shared.taps
+            taps = None if shared.taps is None else shared.taps[kept]
+            return LayerState(state.streams[kept], state.pre[kept], None), taps
+        entered = enter_layer(ops, boundary, state, shared)
         if kept is not None and not len(kept):
-            return None, None
+            return LayerState(entered.streams[:0], entered.mix.pre[:0], None), None
         entered, shared = keep_tokens(entered, shared, kept, inputs.decoder)
         return ops.run_layers(leave_layer(ops, boundary, entered, shared), shared, self.layers_above), shared.taps

@@ -1,16 +1,9 @@
-// Rows of the engram tables that the n-grams ending at each token address.
+#include "engram_rows.h"
 
-#include "batch.h"
-#include "export.h"
 #include "scratch.h"
 
 namespace deepinfer {
 namespace {
-
-struct Ngrams {
-    const int64_t *token_map, *multipliers, *primes, *first_rows;  // [vocab], [layers, span], [layers, span - 1, heads]
-    int64_t vocab, pad, image_token, layers, span, heads;
-};
 
 struct Gram;
 
@@ -43,10 +36,9 @@ int64_t remainder(int64_t value, int64_t prime) {
 
 using namespace deepinfer;
 
-// out [layers, tokens, (span - 1) * heads]; 1 when a token is not in the vocabulary.
 EXPORT int64_t ngram_rows(const Ngrams* ngrams, const int64_t* tokens, const Batch* batch, const Cache* ring,
                           int64_t* out) {
-    const int64_t columns = (ngrams->span - 1) * ngrams->heads;
+    const int64_t columns = ngrams->columns();
     int64_t* gram = scratch<Gram, int64_t>(ngrams->span);
     for (int64_t row = 0; row < batch->num_rows; ++row)
         for (int64_t token = batch->row_offsets[row]; token < batch->row_offsets[row + 1]; ++token) {

@@ -3,12 +3,12 @@
 #include <algorithm>
 
 #include "cache_formats.h"
+#include "layers.h"
 #include "ops.h"
 #include "rings.h"
 #include "scratch.h"
 
 namespace deepinfer {
-namespace {
 
 // A layer and its caches; null for what it lacks.
 struct Layer {
@@ -23,28 +23,10 @@ struct Layer {
     int64_t engram_place, tap_place, reads_entries, keeps_candidates, uses_candidates;  // tap_place -1 = none
 };
 
-// The step's tokens; ngram_rows [engram layers, tokens, columns], is_image [tokens] and taps [tokens, num_taps,
-// hidden] may be null.
-struct Inputs {
-    const Batch* batch;
-    int64_t max_position, num_columns;
-    const int64_t* ngram_rows;
-    const uint8_t* is_image;
-    float* taps;
-    int64_t num_taps;
-};
-
-// entries [tokens, num_entries] and candidates [tokens, num_candidates], null as long as nothing was selected.
-struct Choice {
-    int32_t* entries;
-    int64_t num_entries;
-    int32_t* candidates;
-    int64_t num_candidates;
-};
+namespace {
 
 struct XBuffer;
 struct OutputBuffer;
-struct RoutedBuffer;
 struct PostBuffer;
 struct CombBuffer;
 struct LowRankBuffer;
@@ -119,10 +101,8 @@ int64_t expert_half(const Layer& layer, const Inputs& inputs, float* streams, fl
     int32_t* chosen = scratch<ChosenBuffer, int32_t>(tokens * k);
     float* share = scratch<ShareBuffer>(tokens * k);
     route(layer.router, x, hidden, inputs.is_image, tokens, chosen, share);
-    float* routed = scratch<RoutedBuffer>(tokens * hidden);
-    if (experts(layer.experts, x, hidden, chosen, share, tokens, k, routed)) return 1;
     float* output = scratch<OutputBuffer>(tokens * hidden);
-    shared_expert(layer.shared_expert, x, hidden, routed, tokens, output);
+    if (all_experts(*layer.experts, *layer.shared_expert, x, hidden, chosen, share, tokens, k, output)) return 1;
     hyper_leave(streams, output, mix.post, mix.comb, tokens, num_streams, hidden, streams);
     return 0;
 }

@@ -33,6 +33,7 @@ struct BeginScratch;
 struct NextScratch;
 struct PlaceScratch;
 struct FoundScratch;
+struct SumScratch;
 
 void score(const Router& router, float* logits, int64_t count) {
     for (int64_t e = 0; e < count; ++e) logits[e] /= router.temperature;
@@ -144,9 +145,9 @@ std::vector<Stretch> stretches_of(const Order& order, int64_t num_experts) {
 }
 
 // outputs [pairs, hidden] of stretches of sorted pairs; x is rounded already where the matrices want it, once for all
-// experts of a token.
+// experts of a token. beside: another feed of the same size, or null.
 void feed_stretches(const Experts& experts, const Stretch* stretches, int64_t count, const Order& order, const float* x,
-                    int64_t stride, const float* share, int64_t k, float* outputs) {
+                    int64_t stride, const float* share, int64_t k, float* outputs, const Feed* beside) {
     const int64_t width = experts.gate_up->columns, hidden = experts.down->rows;
     const int64_t begin = stretches[0].first, rows = stretches[count - 1].last - begin;
     float* inputs = scratch<InputScratch>(rows * width);
@@ -156,16 +157,76 @@ void feed_stretches(const Experts& experts, const Stretch* stretches, int64_t co
         std::copy_n(x + pair / k * stride, width, inputs + i * width);
         shares[i] = share[pair];
     }
-    Feed* feeds = scratch<FeedScratch, Feed>(count);
+    Feed* feeds = scratch<FeedScratch, Feed>(count + 1);
     for (int64_t i = 0; i < count; ++i) {
         const Stretch& one = stretches[i];
         feeds[i] = {&experts.gate_up[one.expert], &experts.down[one.expert], inputs + (one.first - begin) * width,
                     one.last - one.first, width, shares + one.first - begin, outputs + one.first * hidden, true};
     }
-    feed_all(feeds, count, experts.limit);
+    if (beside) feeds[count] = *beside;
+    feed_all(feeds, count + (beside ? 1 : 0), experts.limit);
+}
+
+// Each token's outputs are added in ascending expert order. beside: fed together with the experts, if all threads work
+// on each of these; or null. False when an expert does not exist.
+bool feed_routed(const Experts& experts, const float* x, int64_t stride, const int32_t* chosen, const float* share,
+                 int64_t tokens, int64_t k, float* out, const Feed* beside) {
+    const int64_t num_experts = experts.num_experts, hidden = experts.down->rows, count = tokens * k;
+    const Order order{scratch<PairScratch, int32_t>(count), scratch<BeginScratch, int64_t>(num_experts + 1)};
+    if (!sort_pairs(chosen, count, num_experts, order)) return false;
+    if (experts.gate_up->rounds) {
+        const int64_t width = experts.gate_up->columns;
+        float* rounded = scratch<RoundedScratch>(tokens * width);
+        parallel(tokens, GRAIN, [=](int64_t first, int64_t last) {
+            for (int64_t t = first; t < last; ++t) round_fp8(x + t * stride, width, rounded + t * width);
+        });
+        x = rounded, stride = width;
+    }
+    float* outputs = scratch<OutputScratch>(count * hidden);
+    const auto stretches = stretches_of(order, num_experts);
+    const auto num_stretches = static_cast<int64_t>(stretches.size());
+    if (count <= SHARED_ROWS && count > 0)
+        feed_stretches(experts, stretches.data(), num_stretches, order, x, stride, share, k, outputs, beside);
+    else parallel(num_stretches, 1, [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i)
+            feed_stretches(experts, &stretches[i], 1, order, x, stride, share, k, outputs, nullptr);
+    });
+    int32_t* places = scratch<PlaceScratch, int32_t>(count);  // [tokens, k] of a token's outputs, ascending
+    int32_t* found = scratch<FoundScratch, int32_t>(tokens);
+    std::fill(found, found + tokens, 0);
+    for (int64_t i = 0; i < count; ++i) {
+        const int64_t token = order.pairs[i] / k;
+        places[token * k + found[token]++] = static_cast<int32_t>(i);
+    }
+    parallel(tokens, GRAIN, [=](int64_t first, int64_t last) {
+        for (int64_t t = first; t < last; ++t) {
+            std::fill(out + t * hidden, out + (t + 1) * hidden, 0.0f);
+            for (int64_t i = 0; i < k; ++i) add(out + t * hidden, outputs + places[t * k + i] * hidden, hidden);
+        }
+    });
+    return true;
+}
+
+bool is_of_size(const Experts& shared, const Experts& experts) {
+    return shared.gate_up->rows == experts.gate_up->rows && shared.gate_up->columns == experts.gate_up->columns &&
+           shared.down->rows == experts.down->rows && shared.limit == experts.limit;
 }
 
 }  // namespace
+
+// Of few tokens the shared expert is one more of those that all threads work on.
+int64_t all_experts(const Experts& experts, const Experts& shared, const float* x, int64_t stride,
+                    const int32_t* chosen, const float* share, int64_t tokens, int64_t k, float* out) {
+    const int64_t hidden = experts.down->rows;
+    float* routed = scratch<SumScratch>(tokens * hidden);
+    const Feed feed{shared.gate_up, shared.down, x, tokens, stride, nullptr, out, false};
+    const bool is_beside = tokens * k <= SHARED_ROWS && tokens * k > 0 && is_of_size(shared, experts);
+    if (!feed_routed(experts, x, stride, chosen, share, tokens, k, routed, is_beside ? &feed : nullptr)) return 1;
+    if (is_beside) add(out, routed, tokens * hidden);
+    else shared_expert(&shared, x, stride, routed, tokens, out);
+    return 0;
+}
+
 }  // namespace deepinfer
 
 using namespace deepinfer;
@@ -189,44 +250,10 @@ EXPORT void route(const Router* router, const float* x, int64_t stride, const ui
     });
 }
 
-// Each token's outputs are added in ascending expert order. Returns 0, or 1 when an expert does not exist.
+// Returns 0, or 1 when an expert does not exist.
 EXPORT int64_t experts(const Experts* experts, const float* x, int64_t stride, const int32_t* chosen,
                        const float* share, int64_t tokens, int64_t k, float* out) {
-    const int64_t num_experts = experts->num_experts, hidden = experts->down->rows, count = tokens * k;
-    const Order order{scratch<PairScratch, int32_t>(count), scratch<BeginScratch, int64_t>(num_experts + 1)};
-    if (!sort_pairs(chosen, count, num_experts, order)) return 1;
-    if (experts->gate_up->rounds) {
-        const int64_t width = experts->gate_up->columns;
-        float* rounded = scratch<RoundedScratch>(tokens * width);
-        parallel(tokens, GRAIN, [=](int64_t first, int64_t last) {
-            for (int64_t t = first; t < last; ++t) round_fp8(x + t * stride, width, rounded + t * width);
-        });
-        x = rounded, stride = width;
-    }
-    float* outputs = scratch<OutputScratch>(count * hidden);
-    const auto stretches = stretches_of(order, num_experts);
-    const auto feed = [&](int64_t begin, int64_t end) {
-        feed_stretches(*experts, &stretches[begin], end - begin, order, x, stride, share, k, outputs);
-    };
-    const auto num_stretches = static_cast<int64_t>(stretches.size());
-    if (count <= SHARED_ROWS && count > 0) feed(0, num_stretches);
-    else parallel(num_stretches, 1, [&](int64_t begin, int64_t end) {
-        for (int64_t i = begin; i < end; ++i) feed(i, i + 1);
-    });
-    int32_t* places = scratch<PlaceScratch, int32_t>(count);  // [tokens, k] of a token's outputs, ascending
-    int32_t* found = scratch<FoundScratch, int32_t>(tokens);
-    std::fill(found, found + tokens, 0);
-    for (int64_t i = 0; i < count; ++i) {
-        const int64_t token = order.pairs[i] / k;
-        places[token * k + found[token]++] = static_cast<int32_t>(i);
-    }
-    parallel(tokens, GRAIN, [=](int64_t first, int64_t last) {
-        for (int64_t t = first; t < last; ++t) {
-            std::fill(out + t * hidden, out + (t + 1) * hidden, 0.0f);
-            for (int64_t i = 0; i < k; ++i) add(out + t * hidden, outputs + places[t * k + i] * hidden, hidden);
-        }
-    });
-    return 0;
+    return feed_routed(*experts, x, stride, chosen, share, tokens, k, out, nullptr) ? 0 : 1;
 }
 
 // out = routed + expert(x)

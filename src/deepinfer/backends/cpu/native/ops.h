@@ -71,6 +71,10 @@ struct Head {
     float eps;
 };
 
+// `experts` and `shared_expert` one after the other.
+int64_t all_experts(const Experts& experts, const Experts& shared, const float* x, int64_t stride,
+                    const int32_t* chosen, const float* share, int64_t tokens, int64_t k, float* out);
+
 }  // namespace deepinfer
 
 // The ops themselves; shapes as in ops/table.py, `stride` is the distance of x's rows in numbers.
