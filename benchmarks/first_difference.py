@@ -30,7 +30,7 @@ from deepinfer.backends.select import load_ops
 from deepinfer.config.engine import EngineConfig
 from deepinfer.messages import StepPlan
 from deepinfer.model.v41.model import BoundModel
-from deepinfer.ops.table import OP_NAMES, WHOLE_LAYERS, Ops, one_by_one
+from deepinfer.ops.table import OP_NAMES, WHOLES, Ops, one_by_one
 from deepinfer.runner import build
 from deepinfer.runner.batch import BatchBuilder
 from deepinfer.runner.graph_shapes import StepShape, padded_batch
@@ -54,7 +54,7 @@ class Trace:
         """The same ops, layers as calls of single ones, each of them noted."""
         traced = one_by_one(ops)
         for name in OP_NAMES:
-            if not name.startswith("prepare") and name not in WHOLE_LAYERS and name not in OUTSIDE:
+            if not name.startswith("prepare") and name not in WHOLES and name not in OUTSIDE:
                 setattr(traced, name, self._noted(name, getattr(traced, name)))
         return traced
 
@@ -99,7 +99,7 @@ class Requests:
             batch = padded_batch(shape, packed, self.builder)
         else:
             batch = dataclasses.replace(self.builder.build(plan, feeds_draft=True), logit_tokens=None)
-        self.model.logits(self.model.forward(batch))
+        self.model.compute(batch, batch.encoder.num_tokens)
         offsets = np.concatenate([[0], np.cumsum(counts)])
         found = {}
         for row, number in enumerate(numbers[:WATCHED]):

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from deepinfer.messages import SlotSetup, StepPlan
-from deepinfer.ops.batch import ForwardBatch, Hidden, TokenBatch
+from deepinfer.ops.batch import Computed, ForwardBatch, Hidden, TokenBatch
 from deepinfer.ops.reference.build import reference_ops
 from deepinfer.ops.table import build
 from deepinfer.ops.transfer import Arrival
@@ -66,8 +66,9 @@ class Nothing:
 class NoModel:
     """Logits and drafts of the right shapes."""
 
-    def forward(self, batch: ForwardBatch) -> Hidden:
-        return Hidden(torch.zeros(len(batch.tokens), 1, 1), torch.zeros(len(batch.tokens), 1))
+    def compute(self, inputs: ForwardBatch, num_lines: int) -> Computed:
+        nothing = torch.zeros(num_lines, dtype=torch.int64)
+        return Computed(None, torch.zeros(num_lines, VOCAB), (nothing, nothing == 0))
 
     def logits(self, hidden: Hidden) -> Tensor:
         return torch.zeros(len(hidden.pre), VOCAB)
@@ -107,7 +108,7 @@ def make_runner(num_slots: int, policy: DraftPolicy, temperature: float, recorde
     builder = BatchBuilder(ops, num_slots, CONTEXT // BLOCK, BLOCK, torch.zeros(num_slots + 1, 256).int(), 128)
     sampler = Sampler(ops, num_slots + 1, VOCAB, (1,), HOST)
     graphs, logits = GraphCache(recorder, 1), logits_memory(num_slots, DRAFTS, VOCAB, HOST)
-    runner = Runner(model, builder, sampler, graphs=StepGraphs(model, ops, builder, graphs, logits))
+    runner = Runner(model, builder, sampler, graphs=StepGraphs(model, builder, graphs, logits))
     drafts = DraftGraphs(model, builder, DRAFTS, graphs, logits)
     runner.speculation = Speculation(drafts, builder, sampler, policy, num_slots, (1,))
     runner.execute(plan_of(num_slots, temperature))

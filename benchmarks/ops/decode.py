@@ -112,12 +112,12 @@ def filled_caches(model: Model, rows: int, context: int, device: torch.device) -
         prompt = decode_batch(config, tokens[row : row + 1, :context], 0, row)
         columns = blocks_per_request(config, context + 1)
         prompt.encoder.block_table[:] = row * columns + torch.arange(1, prompt.encoder.block_table.shape[1] + 1)
-        bound.forward(prompt)
+        bound.compute(prompt, 1)
     return bound, tokens[:, context:]
 
 
 def logits(bound: BoundModel, inputs: ForwardBatch) -> Tensor:
-    return bound.logits(bound.forward(inputs))
+    return bound.compute(inputs, len(inputs.logit_tokens)).logits
 
 
 def measure(

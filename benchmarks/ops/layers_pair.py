@@ -1,15 +1,14 @@
-"""One step's native layer call in two checkouts, replayed in turns: how much faster the second one is.
+"""One step's native call in two checkouts, replayed in turns: how much faster the second one is.
 
     OMP_NUM_THREADS=1 python benchmarks/ops/layers_pair.py BEFORE AFTER [--threads 2] [--rows 1,4,8] [--rounds 48]
 
-Each checkout is a process of its own that stops in a decode step of so many requests, and runs that step's layers
+Each checkout is a process of its own that stops in a decode step of so many requests, and runs that step's model
 again whenever it is its turn, so that a machine whose speed drifts meets both alike.
 """
 
 from __future__ import annotations
 
 import argparse
-import ctypes
 import os
 import statistics
 import subprocess
@@ -33,28 +32,24 @@ def replay(threads: int, rows: int) -> None:
     from deepinfer.sampling.params import SamplingParams
 
     library: Any = native()
-    run_layers, width = library.run_layers, 0
+    run_model = library.run_model
 
-    def stop(layers: int, count: int, step: int, given: int, streams: int, pre: int, *out: Any) -> int:
+    def stop(model: int, step: int, *others: Any) -> int:
         batch = BatchStruct.from_address(InputsStruct.from_address(step).batch)
         if batch.num_tokens != rows or batch.num_rows != rows:
-            return int(run_layers(layers, count, step, given, streams, pre, *out))
-        before = ctypes.string_at(streams, rows * width), ctypes.string_at(pre, rows * 16)
+            return int(run_model(model, step, *others))
         print("ready", flush=True)
         for _ in sys.stdin:
             times = []
             for _ in range(max(1, RUNS // rows)):
-                ctypes.memmove(streams, before[0], len(before[0]))
-                ctypes.memmove(pre, before[1], len(before[1]))
                 start = time.perf_counter()
-                run_layers(layers, count, step, given, streams, pre, *out)
+                run_model(model, step, *others)
                 times.append(1e3 * (time.perf_counter() - start))
             print(np.quantile(times, 0.25), flush=True)
         os._exit(0)
 
-    with LLM(num_threads=threads, num_draft_tokens=0) as llm:
-        width = 4 * 4 * 384  # bytes of nano's streams
-        library.run_layers = stop
+    with LLM(device="cpu", num_threads=threads, num_draft_tokens=0) as llm:
+        library.run_model = stop
         prompts = np.random.default_rng(0).integers(10, 3900, (rows, PROMPT_TOKENS)).tolist()
         llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=rows + 16, ignore_eos=True), progress=False)
 
