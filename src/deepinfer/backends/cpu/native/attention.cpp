@@ -62,7 +62,8 @@ struct WideKeys {
 
     static int64_t size(int64_t count, int64_t dim, int64_t) { return (count + KEYS) * dim; }
     WideKeys(float* memory, int64_t, int64_t key_dim, int64_t) : rows(memory), dim(key_dim) {}
-    void add(const uint8_t* packed, Unpack unpack, int64_t number) const { unpack(packed, dim, rows + number * dim); }
+    float* row(int64_t number) const { return rows + number * dim; }
+    void pair(int64_t) const {}
 };
 
 // One token's query [dim, padded heads], scaled, and what a block of keys needs; a thread's own memory.
@@ -128,6 +129,7 @@ void fold_block(const Query& query, const Sums& sums, const Layer& layer, const 
 
 // The two ways to form sums of one token: what they keep of keys and query, and how they fold a block of keys in.
 struct ByVectors {
+    struct Use {};
     using Keys = WideKeys;
     using Number = float;
     static constexpr int64_t MOST_KEYS = BLOCK_KEYS;
@@ -141,10 +143,12 @@ struct ByVectors {
 };
 
 struct ByTiles {
+    struct Use : TileUse {
+        Use() : TileUse(TILE_ROWS) {}
+    };
     using Keys = TileKeys;
     using Number = uint16_t;
     static constexpr int64_t MOST_KEYS = TILE_KEYS;
-    const TileUse use{TILE_ROWS};
     const TileQuery query;
 
     ByTiles(const float* q, const Layer& layer) : query(q, layer.heads, layer.padded, layer.dim, layer.scale()) {}
@@ -179,9 +183,14 @@ void fold_entries(const Way& way, const Sums& sums, const Step& step, int64_t ro
             __builtin_prefetch(packed[count]);
             __builtin_prefetch(packed[count++] + step.pages->bytes - 1);
         }
-        for (int64_t k = 0; k < count; ++k) keys.add(packed[k], unpack_compressed, k);
+        for (int64_t k = 0; k < count; ++k) unpack_compressed(packed[k], dim, keys.row(k));
+        keys.pair(count);
         if (count) way.fold(sums, keys, 0, count);
     }
+}
+
+float total_of(const Sums& sums, const Layer& layer, int64_t head) {
+    return layer.is_twice ? sums.total[head] + sums.total[head + layer.period()] : sums.total[head];
 }
 
 // Both parts of a token brought together.
@@ -192,7 +201,7 @@ void finish(const Sums& window, const Sums& entries, const Layer& layer, int64_t
     for (int64_t head = 0; head < layer.heads; ++head, out += dim) {
         const float peak = std::max(window.peak[head], entries.peak[head]);
         const float a = exponential(window.peak[head] - peak), b = exponential(entries.peak[head] - peak);
-        const float share = 1.0f / (window.total[head] * a + entries.total[head] * b);
+        const float share = 1.0f / (total_of(window, layer, head) * a + total_of(entries, layer, head) * b);
         float *from = window.result + head * dim, *other = entries.result + head * dim;
         if (layer.is_twice)
             for (int64_t i = 0, second = layer.period() * dim; i < dim; i += LANES) {
@@ -215,8 +224,9 @@ void unpack_window_keys(const Layer& layer, const Step& step, int64_t row, int64
         const uint8_t* packed = ahead < 0
             ? step.ring.at(step.ring.slot(batch.row_slots[row]), position % step.ring.entries)
             : step.window_rows + (batch.row_offsets[row] + ahead) * bytes;
-        keys.add(packed, unpack_window, position - first);
+        unpack_window(packed, layer.dim, keys.row(position - first));
     }
+    keys.pair(last - first + 1);
 }
 
 // The first position in the window of a token.
@@ -250,6 +260,7 @@ void attend_tile(const Layer& layer, const Step& step, const Tile& tile) {
     float* memory = scratch<PartSums>(2 * Sums::size(layer.padded, dim));
     const Sums window = part_of(memory, layer, 0), entries = part_of(memory, layer, 1);
     unpack_window_keys(layer, step, tile.row, oldest, newest, keys);
+    [[maybe_unused]] const typename Way::Use use;
     for (int64_t number = tile.first; number < tile.last; ++number) {
         const int64_t position = tile.position + number - tile.first;
         const int64_t begin = oldest_key(layer, step, tile.row, position);
@@ -270,6 +281,7 @@ void attend_split(const Layer& layer, const Step& step, const Tile* tiles, int64
     const int64_t dim = layer.dim;
     float* memory = scratch<SplitSums>(2 * count * Sums::size(layer.padded, dim));
     parallel(2 * count, 1, [=](int64_t first, int64_t last) {
+        [[maybe_unused]] const typename Way::Use use;
         for (int64_t i = first; i < last; ++i) {
             const Tile& tile = tiles[i / 2];
             const Sums sums = part_of(memory, layer, i);

@@ -1,6 +1,8 @@
 #include "cache_formats.h"
 
+#include "bf16.h"
 #include "export.h"
+#include "scratch.h"
 #include "vector.h"
 
 namespace deepinfer {
@@ -38,17 +40,13 @@ struct Tables {
 
 const Tables tables;
 
+struct WideRow;
+
 // Bits of the largest magnitude; NaN counts as more than infinity.
 int32_t peak_bits(const float* x, int count) {
-    int32_t lanes[LANES], peak = 0;
     VecInt most{};
-    for (int i = 0; i < count; i += LANES) {
-        const VecInt size = bits(load(x + i)) & 0x7fffffff;
-        most = (size > most) ? size : most;
-    }
-    std::memcpy(lanes, &most, sizeof lanes);
-    for (int lane : lanes) peak = lane > peak ? lane : peak;
-    return peak;
+    for (int i = 0; i < count; i += LANES) most = maximum(most, bits(load(x + i)) & 0x7fffffff);
+    return spread_largest(most)[0];
 }
 
 int32_t at_least(int32_t peak, float floor) { return peak < to_bits(floor) ? to_bits(floor) : peak; }
@@ -201,6 +199,30 @@ void unpack_compressed(const uint8_t* row, int64_t dim, float* x) {
     const uint8_t* scales = row + dim / 2;
     for (int64_t i = 0; i < dim; i += 32, scales += 2)
         unpack_nibbles(row + i / 2, tables.e4m3[scales[0]], tables.e4m3[scales[1]], x + i);
+}
+
+void unpack_window(const uint8_t* row, int64_t dim, uint16_t* x) {
+    float* wide = scratch<WideRow>(dim);
+    unpack_window(row, dim, wide);
+    split_bf16(wide, dim, 1, 0, x);
+}
+
+void unpack_compressed(const uint8_t* row, int64_t dim, uint16_t* x) {
+#if defined(__AVX512BW__)
+    const __m512 numbers = _mm512_setr_ps(0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0f, -0.5, -1, -1.5, -2, -3, -4, -6);
+    const uint8_t* scales = row + dim / 2;
+    for (int64_t i = 0; i < dim; i += 32, scales += 2) {
+        const __m512i codes = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)(row + i / 2)));  // of 2 numbers
+        const __m512 scale = _mm512_mask_blend_ps(0xff00, _mm512_set1_ps(tables.e4m3[scales[0]]), _mm512_set1_ps(tables.e4m3[scales[1]]));
+        const __m512 even = _mm512_permutexvar_ps(codes, numbers), odd = _mm512_permutexvar_ps(_mm512_srli_epi32(codes, 4), numbers);
+        const VecInt low = lower_from_upper((VecInt)_mm512_mul_ps(even, scale)), high = (VecInt)_mm512_mul_ps(odd, scale);
+        _mm512_storeu_si512(x + i, (__m512i)(low | (high & splat_int(int32_t(0xffff0000)))));
+    }
+#else
+    float* wide = scratch<WideRow>(dim);
+    unpack_compressed(row, dim, wide);
+    split_bf16(wide, dim, 1, 0, x);
+#endif
 }
 
 void unpack_index(const uint8_t* row, int64_t dim, float* x) {

@@ -50,21 +50,20 @@ void make_tile(const float* x, int64_t stride, int64_t columns, bool rounds, con
     for (int64_t row = 0; row < rows; ++row) {
         const float* from = x + (number * TILE_ROWS + row) * stride;
         for (int64_t block = 0; block < left.blocks; ++block) {
-            float values[BLOCK];
-            const int64_t start = block * BLOCK, count = std::min<int64_t>(BLOCK, columns - start);
-            const float* ready = from + start;
-            if (rounds) round_fp8(ready, BLOCK, values), ready = values;
-            else if (count < BLOCK) {
-                std::copy_n(ready, count, values);
-                std::fill(values + count, values + BLOCK, 0.0f);
-                ready = values;
-            }
+            Vec values[SPLIT_VECS];
+            const int64_t start = block * BLOCK;
+            if (rounds) round_block(from + start, values);
+            else
+                for (int i = 0; i < SPLIT_VECS; ++i) {
+                    const int64_t count = columns - start - i * LANES;
+                    values[i] = count > 0 ? load(from + start + i * LANES, count) : Vec{};
+                }
             if (left.is_few()) {
                 auto* to = reinterpret_cast<float*>(tiles) + (block * left.parts * rows + row) * BLOCK;
-                split_few(ready, left.parts, rows * BLOCK, to);
+                split_few(values, left.parts, rows * BLOCK, to);
             } else {
                 uint16_t* to = tile + (block * left.parts * TILE_ROWS + row) * BLOCK;
-                split_bf16(ready, BLOCK, left.parts, TILE_ROWS * BLOCK, to);
+                split_block(values, left.parts, TILE_ROWS * BLOCK, to);
             }
         }
     }

@@ -49,11 +49,62 @@ inline Vec multiply_add(Vec a, Vec b, Vec c) {
 #endif
 }
 
-inline VecInt select_int(VecInt mask, VecInt yes, VecInt no) { return (mask & yes) | (~mask & no); }
-inline Vec select(VecInt mask, Vec yes, Vec no) { return bits(select_int(mask, bits(yes), bits(no))); }
-inline Vec maximum(Vec a, Vec b) { return select(a > b, a, b); }
-inline Vec minimum(Vec a, Vec b) { return select(a < b, a, b); }
-inline Vec at_most(Vec a, Vec limit) { return select(a > limit, limit, a); }  // NaN stays NaN
+inline VecInt select_int(VecInt mask, VecInt yes, VecInt no) { return mask ? yes : no; }
+inline Vec select(VecInt mask, Vec yes, Vec no) { return mask ? yes : no; }
+
+// a > b ? a : b, and a < b ? a : b.
+inline Vec maximum(Vec a, Vec b) {
+#if defined(__AVX512F__)
+    return (Vec)_mm512_max_ps((__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+    return (Vec)_mm256_max_ps((__m256)a, (__m256)b);
+#else
+    return select(a > b, a, b);
+#endif
+}
+
+inline Vec minimum(Vec a, Vec b) {
+#if defined(__AVX512F__)
+    return (Vec)_mm512_min_ps((__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+    return (Vec)_mm256_min_ps((__m256)a, (__m256)b);
+#else
+    return select(a < b, a, b);
+#endif
+}
+
+inline Vec at_most(Vec a, Vec limit) { return minimum(limit, a); }  // NaN stays NaN
+
+inline VecInt maximum(VecInt a, VecInt b) {
+#if defined(__AVX512F__)
+    return (VecInt)_mm512_max_epi32((__m512i)a, (__m512i)b);
+#elif defined(__AVX2__)
+    return (VecInt)_mm256_max_epi32((__m256i)a, (__m256i)b);
+#else
+    return select_int(a > b, a, b);
+#endif
+}
+
+// The largest lane in every lane.
+inline VecInt spread_largest(VecInt value) {
+#if defined(__AVX512F__)
+    __m512i all = (__m512i)value;
+    all = _mm512_max_epi32(all, _mm512_shuffle_i64x2(all, all, 0x4e));
+    all = _mm512_max_epi32(all, _mm512_shuffle_i64x2(all, all, 0xb1));
+    all = _mm512_max_epi32(all, _mm512_shuffle_epi32(all, (_MM_PERM_ENUM)0x4e));
+    return (VecInt)_mm512_max_epi32(all, _mm512_shuffle_epi32(all, (_MM_PERM_ENUM)0xb1));
+#elif defined(__AVX2__)
+    __m256i all = (__m256i)value;
+    all = _mm256_max_epi32(all, _mm256_permute2x128_si256(all, all, 1));
+    all = _mm256_max_epi32(all, _mm256_shuffle_epi32(all, 0x4e));
+    return (VecInt)_mm256_max_epi32(all, _mm256_shuffle_epi32(all, 0xb1));
+#else
+    int32_t most = value[0];
+    for (int i = 1; i < LANES; ++i) most = value[i] > most ? value[i] : most;
+    return splat_int(most);
+#endif
+}
+
 inline Vec absolute(Vec a) { return bits(bits(a) & splat_int(0x7fffffff)); }
 
 // Sum of the lanes, halves first.
