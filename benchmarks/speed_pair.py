@@ -3,9 +3,9 @@
     python benchmarks/speed_pair.py BEFORE AFTER [--threads 2] [--rounds 7] [--ops]
 
 Each checkout is a process of its own that works whenever it is its turn, so that a machine whose speed drifts meets
-both alike. Random prompts, no drafts. A round: the first token of one prompt of 2,048 tokens, of one of 512 (the best of
-two), and the steps of 32 requests that decode. --ops adds the time of each op in a prefill of 2,048, one op after the
-other behind a clock.
+both alike. Random prompts, no drafts. A round: the first token of one prompt of 2,048 tokens, of one of 512 (the best
+of two), and the steps of 32 requests that decode. --ops adds the time of each op in a prefill of 2,048, one op after
+the other behind a clock.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def main() -> None:
     if args.ops:
         ops = [tuple(json.loads(text) for text in pair) for pair in turns(args, times_ops=True)]
         before, after = (
-            {op: statistics.median(p[which].get(op, 0.0) for p in ops) for op in ops[0][1]} for which in (0, 1)
+            {op: statistics.median(pair[which].get(op, 0.0) for pair in ops) for op in ops[0][1]} for which in (0, 1)
         )
         for op in sorted(after, key=lambda op: -after[op]):
             print(f"  {op}: {before[op]:.1f} and {after[op]:.1f} ms")

@@ -68,14 +68,15 @@ inline void pair_rows(const uint16_t* first, const uint16_t* second, int64_t cou
 #endif
 }
 
-// [16][16] words turned over; `from` and `to` are apart and aligned to 64 bytes.
-inline void transpose_words(const void* from, void* to) {
+// 16 rows of 16 words, `stride` bytes apart, turned over; `from` and `to` are apart, `to` is aligned to 64 bytes.
+inline void transpose_words(const void* from, void* to, int64_t stride = 64) {
+    const auto* rows = static_cast<const uint8_t*>(from);
 #if defined(__AVX512F__)
-    const auto* rows = static_cast<const __m512i*>(from);
     __m512i a[16], b[16];
     for (int i = 0; i < 16; i += 2) {
-        a[i] = _mm512_unpacklo_epi32(rows[i], rows[i + 1]);
-        a[i + 1] = _mm512_unpackhi_epi32(rows[i], rows[i + 1]);
+        const __m512i even = _mm512_loadu_si512(rows + i * stride), odd = _mm512_loadu_si512(rows + (i + 1) * stride);
+        a[i] = _mm512_unpacklo_epi32(even, odd);
+        a[i + 1] = _mm512_unpackhi_epi32(even, odd);
     }
     for (int i = 0; i < 16; i += 4)
         for (int j = 0; j < 2; ++j) {  // b[i + c]: column 4 l + c of rows i .. i + 3 in quarter l
@@ -94,7 +95,7 @@ inline void transpose_words(const void* from, void* to) {
 #else
     for (int i = 0; i < 16; ++i)
         for (int j = 0; j < 16; ++j)
-            std::memcpy(static_cast<uint8_t*>(to) + (j * 16 + i) * 4, static_cast<const uint8_t*>(from) + (i * 16 + j) * 4, 4);
+            std::memcpy(static_cast<uint8_t*>(to) + (j * 16 + i) * 4, rows + i * stride + j * 4, 4);
 #endif
 }
 

@@ -131,6 +131,23 @@ void unpack_nibbles(const uint8_t* bytes, float low_scale, float high_scale, flo
 #endif
 }
 
+// The same as bf16 numbers.
+void unpack_nibbles(const uint8_t* bytes, float low_scale, float high_scale, uint16_t* x) {
+#if defined(__AVX512BW__)
+    const __m512 numbers = _mm512_setr_ps(0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0f, -0.5, -1, -1.5, -2, -3, -4, -6);
+    const __m512 scales = _mm512_mask_blend_ps(0xff00, _mm512_set1_ps(low_scale), _mm512_set1_ps(high_scale));
+    const __m512i codes = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes)));
+    const __m512 even = _mm512_mul_ps(_mm512_permutexvar_ps(codes, numbers), scales);
+    const __m512 odd = _mm512_mul_ps(_mm512_permutexvar_ps(_mm512_srli_epi32(codes, 4), numbers), scales);
+    const VecInt words = lower_from_upper((VecInt)even) | ((VecInt)odd & splat_int(int32_t(0xffff0000)));
+    _mm512_storeu_si512(x, (__m512i)words);
+#else
+    float wide[32];
+    unpack_nibbles(bytes, low_scale, high_scale, wide);
+    split_bf16(wide, 32, 1, 0, x);
+#endif
+}
+
 }  // namespace
 
 void pack_window(const float* x, int64_t dim, uint8_t* row) {
@@ -208,24 +225,18 @@ void unpack_window(const uint8_t* row, int64_t dim, uint16_t* x) {
 }
 
 void unpack_compressed(const uint8_t* row, int64_t dim, uint16_t* x) {
-#if defined(__AVX512BW__)
-    const __m512 numbers = _mm512_setr_ps(0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0f, -0.5, -1, -1.5, -2, -3, -4, -6);
     const uint8_t* scales = row + dim / 2;
-    for (int64_t i = 0; i < dim; i += 32, scales += 2) {
-        const __m512i codes = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)(row + i / 2)));  // of 2 numbers
-        const __m512 scale = _mm512_mask_blend_ps(0xff00, _mm512_set1_ps(tables.e4m3[scales[0]]), _mm512_set1_ps(tables.e4m3[scales[1]]));
-        const __m512 even = _mm512_permutexvar_ps(codes, numbers), odd = _mm512_permutexvar_ps(_mm512_srli_epi32(codes, 4), numbers);
-        const VecInt low = lower_from_upper((VecInt)_mm512_mul_ps(even, scale)), high = (VecInt)_mm512_mul_ps(odd, scale);
-        _mm512_storeu_si512(x + i, (__m512i)(low | (high & splat_int(int32_t(0xffff0000)))));
-    }
-#else
-    float* wide = scratch<WideRow>(dim);
-    unpack_compressed(row, dim, wide);
-    split_bf16(wide, dim, 1, 0, x);
-#endif
+    for (int64_t i = 0; i < dim; i += 32, scales += 2)
+        unpack_nibbles(row + i / 2, tables.e4m3[scales[0]], tables.e4m3[scales[1]], x + i);
 }
 
 void unpack_index(const uint8_t* row, int64_t dim, float* x) {
+    const uint8_t* scales = row + dim / 2;
+    for (int64_t i = 0; i < dim; i += 32, ++scales)
+        unpack_nibbles(row + i / 2, tables.power[*scales], tables.power[*scales], x + i);
+}
+
+void unpack_index(const uint8_t* row, int64_t dim, uint16_t* x) {
     const uint8_t* scales = row + dim / 2;
     for (int64_t i = 0; i < dim; i += 32, ++scales)
         unpack_nibbles(row + i / 2, tables.power[*scales], tables.power[*scales], x + i);

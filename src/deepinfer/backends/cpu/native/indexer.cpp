@@ -1,15 +1,18 @@
 // The indexer: which compressed entries each token attends to.
 //
 // Keys are unpacked sixteen at a time, side by side in the lanes, so a key's score rests on the query and the key
-// alone: a sum along the width for each head, then one over the heads.
+// alone: a sum along the width for each head, then one over the heads. The sums along the width are formed by float32
+// vectors or by bf16 tiles, in which queries and keys are exact.
 
 #include "batch.h"
+#include "bf16.h"
 #include "cache_formats.h"
 #include "gemm.h"
 #include "ops.h"
 #include "rope.h"
 #include "scratch.h"
 #include "threads.h"
+#include "tiles.h"
 #include "top.h"
 #include "vector.h"
 
@@ -28,6 +31,7 @@ struct Step {
     const Batch& batch;
     const Cache& pages;
     const float *q, *weights;   // [tokens, heads, dim], [tokens, heads]; null when nothing is scored
+    const uint16_t* tile_q;     // q as bf16 numbers if tiles are used, with room for 16 rows more
     const int32_t* candidates;  // [tokens, num_candidates] or null
     int64_t num_candidates;
     int32_t *entries, *kept;    // [tokens, num_entries], [tokens, num_kept], all -1 so far
@@ -38,12 +42,16 @@ struct Step {
 };
 
 struct QueryBuffer;
+struct TileQueryBuffer;
+struct KeyTiles;
+struct KeyRows;
 struct WeightBuffer;
 struct KeyPanels;
 struct PackedQuery;
 struct ScoreBuffer;
 struct OrderBuffer;
 struct ListBuffer;
+struct ListScores;
 struct ChosenBuffer;
 struct BlockBuffer;
 
@@ -77,20 +85,72 @@ void score_panel(const Indexer& indexer, const float* q, const float* weights, c
     for (int v = 0; v < VECS; ++v) store(scores + v * LANES, total[v]);
 }
 
+// 16 keys as tiles, a key in each column: [dim / 32] tiles.
+void unpack_index_tiles(const uint8_t* const* rows, int64_t dim, uint16_t* tiles) {
+    uint16_t* keys = scratch<KeyRows, uint16_t>(PANEL_ROWS * dim);
+    for (int64_t r = 0; r < PANEL_ROWS; ++r) unpack_index(rows[r], dim, keys + r * dim);
+    for (int64_t start = 0; start < dim; start += BLOCK)
+        transpose_words(keys + start, tiles + start * PANEL_ROWS, dim * 2);
+}
+
+// sums[row][k] of 16 rows of queries and the keys of N tiles, CHUNK_KEYS apart; keys [tiles][dim / 32] tiles.
+template <int N>
+void tile_sums(const uint16_t* q, const uint16_t* keys, int64_t dim, float* sums) {
+    each<N>([](auto n) { tile_zero<n>(); });
+    for (int64_t start = 0; start < dim; start += BLOCK) {
+        tile_load<4>(q + start, dim * 2);
+        each<N>([&](auto n) {
+            tile_load<6 + n % 2>(keys + (n * dim + start) * TILE_ROWS, 64);
+            tile_multiply<n, 4, 6 + n % 2>();
+        });
+    }
+    each<N>([&](auto n) { tile_store<n>(sums + n * TILE_ROWS, CHUNK_KEYS * 4); });
+}
+
+// `score_panel` for all tokens, by tiles: sixteen rows of queries at a time, whose heads are added one after the other.
+void score_tiles(const Step& step, int64_t first, int64_t tokens, const uint16_t* keys, int64_t count, float* scores,
+                 int64_t stride) {
+    const int64_t heads = step.indexer.heads, dim = step.indexer.dim;
+    alignas(64) float sums[TILE_ROWS * CHUNK_KEYS];
+    const TileUse use(TILE_ROWS);
+    for (int64_t begin = 0; begin < tokens * heads; begin += TILE_ROWS) {
+        const uint16_t* q = step.tile_q + (first * heads + begin) * dim;
+        for (int64_t start = 0; start < count; start += 2 * PANEL_ROWS) {
+            if (start + PANEL_ROWS < count) tile_sums<2>(q, keys + start * dim, dim, sums + start);
+            else tile_sums<1>(q, keys + start * dim, dim, sums + start);
+        }
+        const int64_t end = std::min(begin + TILE_ROWS, tokens * heads);
+        for (int64_t row = begin; row < end;) {
+            const int64_t token = row / heads, last = std::min((token + 1) * heads, end);
+            float* to = scores + token * stride;
+            for (int64_t k = 0; k < count; k += LANES) {
+                Vec total = row % heads ? load(to + k) : Vec{};
+                for (int64_t r = row; r < last; ++r)
+                    total += maximum(Vec{}, load(sums + (r - begin) * CHUNK_KEYS + k)) * step.weights[first * heads + r];
+                store(to + k, total);
+            }
+            row = last;
+        }
+    }
+}
+
 // scores[t][k] of `tokens` tokens from number `first` on and `count` keys, in whole panels; null keys count as zeros.
 void score_chunk(const Step& step, int64_t first, int64_t tokens, const uint8_t* const* keys, int64_t count,
                  float* scores, int64_t stride) {
     static const uint8_t zeros[index_bytes(MAX_DIM)] = {};
     const int64_t heads = step.indexer.heads, dim = step.indexer.dim;
-    float* panels = scratch<KeyPanels>(CHUNK_KEYS * dim);
+    float* panels = step.tile_q ? nullptr : scratch<KeyPanels>(CHUNK_KEYS * dim);
+    uint16_t* tiles = step.tile_q ? scratch<KeyTiles, uint16_t>(CHUNK_KEYS * dim) : nullptr;
     for (int64_t start = 0; start < count; start += PANEL_ROWS) {
         const uint8_t* rows[PANEL_ROWS];
         for (int64_t i = 0; i < PANEL_ROWS; ++i) {
             const uint8_t* key = start + i < count ? keys[start + i] : nullptr;
             rows[i] = key ? key : zeros;
         }
-        unpack_index_panel(rows, dim, panels + start * dim);
+        if (tiles) unpack_index_tiles(rows, dim, tiles + start * dim);
+        else unpack_index_panel(rows, dim, panels + start * dim);
     }
+    if (tiles) return score_tiles(step, first, tokens, tiles, count, scores, stride);
     for (int64_t t = 0; t < tokens; ++t)
         for (int64_t start = 0; start < count; start += PANEL_ROWS)
             score_panel(step.indexer, step.q + (first + t) * heads * dim, step.weights + (first + t) * heads,
@@ -148,14 +208,16 @@ void fill_list(const int32_t* list, int64_t size, int64_t count, int32_t* out) {
 }
 
 void select_among_candidates(const Step& step, int64_t row, int64_t token, int64_t visible, int64_t count,
-                             int32_t* out) {
+                             const float* all, int32_t* out) {
     const int64_t room = std::min(step.num_candidates * step.indexer.candidate_size, visible);
     int32_t* list = scratch<ListBuffer, int32_t>(room + count + 1);
     int32_t* best = list + room;
     const int64_t size = candidate_entries(step, token, visible, list);
     if (size <= count) return fill_list(list, size, count, out);
-    float* scores = scratch<ScoreBuffer>(size + PANEL_ROWS);
-    score_list(step, row, token, list, size, scores);
+    float* scores = scratch<ListScores>(size + PANEL_ROWS);
+    if (all)
+        for (int64_t i = 0; i < size; ++i) scores[i] = all[list[i]];
+    else score_list(step, row, token, list, size, scores);
     top_indices(orders_of(scores, size), size, count, best);
     for (int64_t i = 0; i < count; ++i) out[i] = list[best[i]];
 }
@@ -201,27 +263,34 @@ bool needs_scores(const Indexer& indexer, int64_t visible) {
            (indexer.keeps_candidates && visible > indexer.candidate_blocks * indexer.candidate_size);
 }
 
+// Whether it takes less time to score all `most` entries for the tokens of a tile together than each token's candidates.
+bool is_dense(const Step& step, int64_t tokens, int64_t most) {
+    const int64_t worth = step.tile_q ? 8 : 2;  // keys to score together in the time of unpacking one for a token alone
+    return most <= std::min(worth, tokens / 2) * step.num_candidates * step.indexer.candidate_size;
+}
+
 void select_tile(const Step& step, const Tile& tile) {
-    const bool uses_candidates = step.candidates && !step.indexer.keeps_candidates;
     const int64_t most = step.num_visible(tile.position + tile.last - tile.first - 1);
     const int64_t stride = (most + PANEL_ROWS - 1) / PANEL_ROWS * PANEL_ROWS;
+    const bool uses_candidates = step.candidates && !step.indexer.keeps_candidates;
     float* scores = nullptr;
-    if (!uses_candidates && needs_scores(step.indexer, most)) {
+    if (needs_scores(step.indexer, most) && (!uses_candidates || is_dense(step, tile.last - tile.first, most))) {
         scores = scratch<ScoreBuffer>((tile.last - tile.first) * stride);
         score_all(step, tile, most, scores, stride);
     }
     for (int64_t token = tile.first; token < tile.last; ++token) {
         const int64_t visible = step.num_visible(tile.position + token - tile.first);
         const int64_t count = std::min(step.indexer.top_k, visible);
+        const float* own = scores ? scores + (token - tile.first) * stride : nullptr;
         if (uses_candidates && visible > count)
-            select_among_candidates(step, tile.row, token, visible, count, step.entries + token * step.num_entries);
-        else select_from(step, token, visible, scores ? scores + (token - tile.first) * stride : nullptr);
+            select_among_candidates(step, tile.row, token, visible, count, own, step.entries + token * step.num_entries);
+        else select_from(step, token, visible, own);
     }
 }
 
 // Rotated and rounded queries, and head weights.
 void prepare_queries(const Indexer& indexer, const Batch& batch, const float* x, int64_t stride, const float* low_rank,
-                     float* q, float* weights) {
+                     float* q, uint16_t* tile_q, float* weights) {
     const int64_t heads = indexer.heads, dim = indexer.dim, tokens = batch.num_tokens;
     const float scale = 1.0f / std::sqrt(static_cast<float>(dim * heads));
     gemm(low_rank, tokens, indexer.wq_b.columns, indexer.wq_b, q, heads * dim);
@@ -235,7 +304,8 @@ void prepare_queries(const Indexer& indexer, const Batch& batch, const float* x,
                 float* one = q + (token * heads + head) * dim;
                 rotate(one, dim, turn);
                 pack_index(one, dim, packed);
-                unpack_index(packed, dim, one);
+                if (tile_q) unpack_index(packed, dim, tile_q + (token * heads + head) * dim);
+                else unpack_index(packed, dim, one);
                 weights[token * heads + head] *= scale;
             }
         }
@@ -254,15 +324,17 @@ EXPORT void select_entries(const Indexer* indexer, const float* x, int64_t strid
                            int64_t num_kept) {
     const int64_t tokens = batch->num_tokens, most = (max_position + 1) / indexer->ratio;
     float *q = nullptr, *weights = nullptr;
+    uint16_t* tile_q = nullptr;
     std::fill(entries, entries + tokens * num_entries, -1);
     std::fill(kept, kept + tokens * num_kept, -1);
     if (needs_scores(*indexer, most)) {
         q = scratch<QueryBuffer>(tokens * indexer->heads * indexer->dim);
         weights = scratch<WeightBuffer>(tokens * indexer->heads);
-        prepare_queries(*indexer, *batch, x, stride, low_rank, q, weights);
+        if (uses_tiles()) tile_q = scratch<TileQueryBuffer, uint16_t>((tokens * indexer->heads + TILE_ROWS) * indexer->dim);
+        prepare_queries(*indexer, *batch, x, stride, low_rank, q, tile_q, weights);
     }
-    const Step step{*indexer, *batch, *pages, q,           weights,  candidates, num_candidates,
-                    entries,  kept,   num_entries, num_kept, most};
+    const Step step{*indexer, *batch, *pages, q, weights, tile_q, candidates, num_candidates,
+                    entries, kept, num_entries, num_kept, most};
     const int64_t size = std::clamp<int64_t>(TILE_SCORES / std::max<int64_t>(most, 1), 1, TILE_TOKENS);
     const auto tiles = tiles_of(*batch, size);
     parallel(static_cast<int64_t>(tiles.size()), 1, [&](int64_t begin, int64_t end) {
