@@ -222,8 +222,11 @@ EXPORT int64_t experts(const Experts* experts, const float* x, int64_t stride, c
     }
     parallel(tokens, GRAIN, [=](int64_t first, int64_t last) {
         for (int64_t t = first; t < last; ++t) {
-            std::fill(out + t * hidden, out + (t + 1) * hidden, 0.0f);
-            for (int64_t i = 0; i < k; ++i) add(out + t * hidden, outputs + places[t * k + i] * hidden, hidden);
+            for (int64_t h = 0; h < hidden; h += LANES) {
+                Vec total{};
+                for (int64_t i = 0; i < k; ++i) total += load(outputs + places[t * k + i] * hidden + h, hidden - h);
+                store(out + t * hidden + h, total, hidden - h);
+            }
         }
     });
     return 0;

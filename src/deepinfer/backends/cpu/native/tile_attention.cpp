@@ -129,8 +129,9 @@ struct PairRows {
 
 // result[16 heads][N * 16 numbers] += shares of `blocks` times 32 keys * keys
 template <int T, int N>
-void add_tiles(const uint16_t* shares, const PairRows* pairs, int64_t blocks, float* result, int64_t dim) {
-    each<N>([&](auto n) { tile_load<n>(result + n * 16, dim * 4); });
+void add_tiles(const uint16_t* shares, const PairRows* pairs, int64_t blocks, float* result, int64_t dim, bool is_first) {
+    if (is_first) each<N>([&](auto n) { tile_zero<n>(); });
+    else each<N>([&](auto n) { tile_load<n>(result + n * 16, dim * 4); });
     for (int64_t block = 0; block < blocks; ++block, shares += T * TILE_NUMBERS) {
         each<T>([&](auto part) { tile_load<4 + part>(shares + part * TILE_NUMBERS, 64); });
         each<N>([&](auto n) {
@@ -161,7 +162,7 @@ int64_t find_pairs(const TileKeys& keys, int64_t first, int64_t count, PairRows*
 
 // Fold in keys by queries and shares of T tiles for 16 heads each.
 template <int T>
-void fold(const TileQuery& query, const Sums& sums, const TileKeys& keys, int64_t first, int64_t count) {
+void fold(const TileQuery& query, const Sums& sums, const TileKeys& keys, int64_t first, int64_t count, bool is_first) {
     const int64_t heads = query.heads, dim = query.dim;
     float* shares = scratch<ShareScratch>((TILE_KEYS + 16) * heads);
     float* decay = scratch<DecayScratch>(heads);
@@ -182,13 +183,13 @@ void fold(const TileQuery& query, const Sums& sums, const TileKeys& keys, int64_
             else make_share_tiles(shares + block * WIDTH * heads + group, heads, left, to);
         }
         float* result = sums.result + group * dim;
-        for (int64_t head = 0; head < TILE_HEADS; ++head)
+        for (int64_t head = 0; head < TILE_HEADS && !is_first; ++head)
             for (int64_t i = 0; i < dim; i += LANES)
                 store(result + head * dim + i, load(result + head * dim + i) * decay[group + head]);
         for (int64_t i = 0; i < dim; i += 64) {
             for (int64_t block = 0; block < blocks; ++block) here[block] = {pairs[block].first + 2 * i, pairs[block].stride};
-            if (i + 64 <= dim) add_tiles<T, 4>(tiles, here, blocks, result + i, dim);
-            else add_tiles<T, 2>(tiles, here, blocks, result + i, dim);
+            if (i + 64 <= dim) add_tiles<T, 4>(tiles, here, blocks, result + i, dim, is_first);
+            else add_tiles<T, 2>(tiles, here, blocks, result + i, dim, is_first);
         }
     }
 }
@@ -224,9 +225,10 @@ TileQuery::TileQuery(const float* query, int64_t num_heads, int64_t padded_heads
         }
 }
 
-void fold_tiles(const TileQuery& query, const Sums& sums, const TileKeys& keys, int64_t first, int64_t count) {
-    if (query.is_twice) fold<2>(query, sums, keys, first, count);
-    else fold<PARTS>(query, sums, keys, first, count);
+void fold_tiles(const TileQuery& query, const Sums& sums, const TileKeys& keys, int64_t first, int64_t count,
+                bool is_first) {
+    if (query.is_twice) fold<2>(query, sums, keys, first, count, is_first);
+    else fold<PARTS>(query, sums, keys, first, count, is_first);
 }
 
 }  // namespace deepinfer

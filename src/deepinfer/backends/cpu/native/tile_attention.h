@@ -44,7 +44,9 @@ struct TileQuery {
     TileQuery(const float* query, int64_t num_heads, int64_t padded_heads, int64_t key_dim, float scale);
 };
 
-// Fold in keys first .. first + count - 1; `first` is a multiple of the keys' step. A TileUse of 16 rows is alive.
-void fold_tiles(const TileQuery& query, const Sums& sums, const TileKeys& keys, int64_t first, int64_t count);
+// Fold in keys first .. first + count - 1; `first` is a multiple of the keys' step. A TileUse of 16 rows is alive. The
+// first keys of `sums` begin its result.
+void fold_tiles(const TileQuery& query, const Sums& sums, const TileKeys& keys, int64_t first, int64_t count,
+                bool is_first);
 
 }  // namespace deepinfer
