@@ -43,7 +43,7 @@ def work(threads: int, times_ops: bool) -> None:
             statistics.median(output.total_seconds or 0.0 for output in outputs),
         )
 
-    with LLM(num_threads=threads, num_draft_tokens=0, time_ops=times_ops) as llm:
+    with LLM(device="cpu", num_threads=threads, num_draft_tokens=0, time_ops=times_ops) as llm:
         for _ in range(2):
             generate(llm, 1, 2048, 1)
         generate(llm, 32, 32, DECODE_TOKENS)

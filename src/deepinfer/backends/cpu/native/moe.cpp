@@ -43,11 +43,13 @@ void score(const Router& router, float* logits, int64_t count) {
         for (int64_t e = 0; e < count; ++e) logits[e] /= total;
         return;
     }
-    for (int64_t e = 0; e < count; ++e) {
-        const float x = logits[e];
-        if (router.scoring == SIGMOID) logits[e] = 1.0f / (1.0f + std::exp(-x));
-        else logits[e] = std::sqrt(x > 20.0f ? x : std::log1p(std::exp(x)));
+    for (int64_t e = 0; e < count; e += LANES) {
+        const Vec x = load(logits + e, count - e);
+        const Vec plain = select(x > 20.0f, x, log_one_plus(exponential(at_most(x, splat(20.0f)))));
+        store(logits + e, router.scoring == SIGMOID ? sigmoid(x) : plain, count - e);
     }
+    if (router.scoring == SQRT_SOFTPLUS)
+        for (int64_t e = 0; e < count; ++e) logits[e] = std::sqrt(logits[e]);
 }
 
 // The best by score + bias, ties to the lower expert; `ranked` [experts] is overwritten.

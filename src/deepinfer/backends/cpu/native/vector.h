@@ -145,6 +145,23 @@ inline Vec exponential(Vec x) {
     return select(is_tiny, Vec{}, select(x != x, x, scaled));
 }
 
+// log(1 + x) for 0 <= x < 2 ** 127, within 3 units of the last place; NaN for NaN. The polynomial is that of the Cephes
+// library's logf; what 1 + x was rounded by is brought in again.
+inline Vec log_one_plus(Vec x) {
+    const Vec whole = x + 1.0f;
+    const VecInt offset = bits(whole) - 0x3f3504f3;  // of the square root of a half
+    const Vec exponent = __builtin_convertvector(offset >> 23, Vec);
+    const Vec f = bits((offset & 0x7fffff) + 0x3f3504f3) - 1.0f, f2 = f * f;
+    const float terms[] = {-1.1514610310e-1f, 1.1676998740e-1f, -1.2420140846e-1f, 1.4249322787e-1f,
+                           -1.6668057665e-1f, 2.0000714765e-1f, -2.4999993993e-1f, 3.3333331174e-1f};
+    Vec p = splat(7.0376836292e-2f);
+    for (float term : terms) p = multiply_add(p, f, splat(term));
+    Vec low = p * f * f2 + (x - (whole - 1.0f)) / whole;
+    low = multiply_add(exponent, splat(-2.12194440e-4f), low);
+    low = multiply_add(f2, splat(-0.5f), low);
+    return select(x != x, x, multiply_add(exponent, splat(0.693359375f), f + low));
+}
+
 inline float exponential(float x) { return exponential(splat(x))[0]; }
 inline Vec sigmoid(Vec x) { return 1.0f / (1.0f + exponential(-x)); }
 
