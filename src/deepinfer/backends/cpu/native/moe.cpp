@@ -10,6 +10,7 @@
 #include "round.h"
 #include "scratch.h"
 #include "threads.h"
+#include "tile_products.h"
 #include "vector.h"
 
 namespace deepinfer {
@@ -21,6 +22,7 @@ constexpr int64_t SHARED_ROWS = 256;  // up to here all threads work on each exp
 
 struct ScoreScratch;
 struct InputScratch;
+struct TokenScratch;
 struct InnerScratch;
 struct HiddenScratch;
 struct ShareScratch;
@@ -73,7 +75,7 @@ void choose(const Router& router, const float* scores, const float* bias, float*
     }
 }
 
-// Rows of one expert: x [rows, width] -> out [rows, hidden]; share [rows], null = 1.
+// Rows of one expert: x [rows, width] -> out [rows, hidden]; share [rows], null = 1; places as in a Product.
 struct Feed {
     const Matrix *gate_up, *down;
     const float* x;
@@ -81,6 +83,7 @@ struct Feed {
     const float* share;
     float* out;
     bool is_rounded;  // x is, if the matrices want it
+    const int32_t* places;
 };
 
 // out = down(swiglu(gate_up x) * share) for experts of one size.
@@ -94,7 +97,7 @@ void feed_all(const Feed* feeds, int64_t count, float limit) {
     for (int64_t i = 0, row = 0; i < count; row += feeds[i++].rows) {
         const Feed& one = feeds[i];
         products[i] = {one.x, one.rows, one.stride, one.gate_up, both + row * 2 * inner, 2 * inner,
-                       one.is_rounded};
+                       one.is_rounded, one.places};
         products[count + i] = {kept + row * inner, one.rows, inner, one.down, one.out, hidden};
     }
     gemm_all(products, count);
@@ -151,18 +154,22 @@ void feed_stretches(const Experts& experts, const Stretch* stretches, int64_t co
                     int64_t stride, const float* share, int64_t k, float* outputs) {
     const int64_t width = experts.gate_up->columns, hidden = experts.down->rows;
     const int64_t begin = stretches[0].first, rows = stretches[count - 1].last - begin;
-    float* inputs = scratch<InputScratch>(rows * width);
+    const bool is_gathered = !is_tiled(*experts.gate_up);
+    float* inputs = is_gathered ? scratch<InputScratch>(rows * width) : nullptr;
+    int32_t* tokens = scratch<TokenScratch, int32_t>(rows);
     float* shares = scratch<ShareScratch>(rows);
     for (int64_t i = 0; i < rows; ++i) {
         const int64_t pair = order.pairs[begin + i];
-        std::copy_n(x + pair / k * stride, width, inputs + i * width);
-        shares[i] = share[pair];
+        tokens[i] = static_cast<int32_t>(pair / k), shares[i] = share[pair];
+        if (is_gathered) std::copy_n(x + tokens[i] * stride, width, inputs + i * width);
     }
     Feed* feeds = scratch<FeedScratch, Feed>(count);
     for (int64_t i = 0; i < count; ++i) {
         const Stretch& one = stretches[i];
-        feeds[i] = {&experts.gate_up[one.expert], &experts.down[one.expert], inputs + (one.first - begin) * width,
-                    one.last - one.first, width, shares + one.first - begin, outputs + one.first * hidden, true};
+        const int64_t first = one.first - begin;
+        feeds[i] = {&experts.gate_up[one.expert], &experts.down[one.expert], is_gathered ? inputs + first * width : x,
+                    one.last - one.first, is_gathered ? width : stride, shares + first, outputs + one.first * hidden,
+                    true, is_gathered ? nullptr : tokens + first};
     }
     feed_all(feeds, count, experts.limit);
 }
@@ -240,7 +247,7 @@ EXPORT void shared_expert(const Experts* expert, const float* x, int64_t stride,
     const int64_t hidden = expert->down->rows;
     for (int64_t t = 0; t < tokens; t += CHUNK) {
         const Feed feed{expert->gate_up, expert->down, x + t * stride, std::min(CHUNK, tokens - t),
-                        stride,          nullptr,      out + t * hidden,         false};
+                        stride,          nullptr,      out + t * hidden,         false, nullptr};
         feed_all(&feed, 1, expert->limit);
     }
     parallel(tokens, GRAIN, [=](int64_t first, int64_t last) {

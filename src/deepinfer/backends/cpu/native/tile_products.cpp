@@ -51,13 +51,15 @@ inline void read_block(const float* row, int64_t start, int64_t columns, bool ro
 }
 
 // Tile `number` of the rows.
-void make_tile(const float* x, int64_t stride, int64_t columns, bool rounds, const Left& left, int64_t number,
-               uint16_t* tiles) {
+void make_tile(const Product& product, const Left& left, int64_t number, uint16_t* tiles) {
+    const int64_t columns = product.matrix->columns;
+    const bool rounds = product.matrix->rounds && !product.is_rounded;
     uint16_t* tile = tiles + number * left.tile_numbers();
     const int64_t rows = std::min<int64_t>(TILE_ROWS, left.rows - number * TILE_ROWS);
     if (rows < TILE_ROWS && left.num_tiles() > 1) std::fill(tile, tile + left.tile_numbers(), uint16_t{0});
     for (int64_t row = 0; row < rows; ++row) {
-        const float* from = x + (number * TILE_ROWS + row) * stride;
+        const int64_t place = number * TILE_ROWS + row;
+        const float* from = product.x + (product.places ? product.places[place] : place) * product.stride;
         for (int64_t block = 0; block < left.blocks; ++block) {
             Vec values[SPLIT_VECS];
             read_block(from, block * BLOCK, columns, rounds, values);
@@ -231,8 +233,7 @@ void tiled_gemm_all(const Product* products, int64_t count) {
     parallel(num_jobs, ROW_GRAIN, [=](int64_t first, int64_t last) {
         for (const Job* job = jobs + first; job < jobs + last; ++job) {
             const Product& one = products[job->product];
-            make_tile(one.x, one.stride, one.matrix->columns, one.matrix->rounds && !one.is_rounded, lefts[job->product],
-                      job->tile, const_cast<uint16_t*>(lefts[job->product].tiles));
+            make_tile(one, lefts[job->product], job->tile, const_cast<uint16_t*>(lefts[job->product].tiles));
         }
     });
     parallel(count && size ? num_panels(*products->matrix) : 0, 1, [=](int64_t first, int64_t last) {
@@ -247,8 +248,8 @@ void tiled_gemm_panels(const float* x, int64_t num_rows, int64_t stride, const M
     if (!num_rows) return;
     Left left = left_of(matrix, num_rows);
     uint16_t* tiles = scratch<Left, uint16_t>(left.num_tiles() * left.tile_numbers());
-    for (int64_t tile = 0; tile < left.num_tiles(); ++tile)
-        make_tile(x, stride, matrix.columns, false, left, tile, tiles);
+    const Product product{x, num_rows, stride, &matrix, out, out_stride, true};
+    for (int64_t tile = 0; tile < left.num_tiles(); ++tile) make_tile(product, left, tile, tiles);
     left.tiles = tiles;
     multiply_panels(left, matrix, out, out_stride, first, last);
 }
