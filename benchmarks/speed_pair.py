@@ -1,11 +1,12 @@
 """Prefill, first token and decode of two checkouts on a CPU, in turns: how much faster the second one is.
 
     python benchmarks/speed_pair.py BEFORE AFTER [--threads 2] [--rounds 7] [--ops]
+        [--step-tokens BEFORE,AFTER]
 
 Each checkout is a process of its own that works whenever it is its turn, so that a machine whose speed drifts meets
 both alike. Random prompts, no drafts. A round: the first token of one prompt of 2,048 tokens, of one of 512 (the best
 of two), and the steps of 32 requests that decode. --ops adds the time of each op in a prefill of 2,048, one op after
-the other behind a clock.
+the other behind a clock; --step-tokens sets how many prompt tokens a step takes.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ FIGURES = ("prefill of 2,048, tokens/s", "first token of 512, ms", "decode of 32
 DECODE_TOKENS = 24  # of each of the 32 requests
 
 
-def work(threads: int, times_ops: bool) -> None:
+def work(threads: int, step_tokens: int | None, times_ops: bool) -> None:
     """Answer each line of standard input with the figures of a turn, as JSON; the end of it ends the process."""
     import numpy as np
 
@@ -43,7 +44,8 @@ def work(threads: int, times_ops: bool) -> None:
             statistics.median(output.total_seconds or 0.0 for output in outputs),
         )
 
-    with LLM(device="cpu", num_threads=threads, num_draft_tokens=0, time_ops=times_ops) as llm:
+    options = {} if step_tokens is None else {"max_prefill_tokens": step_tokens}
+    with LLM(device="cpu", num_threads=threads, num_draft_tokens=0, time_ops=times_ops, **options) as llm:
         for _ in range(2):
             generate(llm, 1, 2048, 1)
         generate(llm, 32, 32, DECODE_TOKENS)
@@ -62,11 +64,11 @@ def work(threads: int, times_ops: bool) -> None:
     os._exit(0)
 
 
-def start(checkout: str, args: argparse.Namespace, times_ops: bool) -> subprocess.Popen[str]:
+def start(checkout: str, step_tokens: str, args: argparse.Namespace, times_ops: bool) -> subprocess.Popen[str]:
     """A process of this checkout that waits for its turn."""
     command = [sys.executable, __file__, checkout, checkout, "--threads", str(args.threads), "--work"]
     environment = {**os.environ, "PYTHONPATH": str(Path(checkout) / "src")}
-    command += ["--ops"] * times_ops
+    command += ["--ops"] * times_ops + ["--step-tokens", step_tokens] * bool(step_tokens)
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
     assert process.stdout is not None
     if process.stdout.readline().strip() != "ready":
@@ -76,7 +78,9 @@ def start(checkout: str, args: argparse.Namespace, times_ops: bool) -> subproces
 
 def turns(args: argparse.Namespace, times_ops: bool) -> list[tuple[str, str]]:
     """What both processes said in each round; they take turns at being the first."""
-    both = [start(checkout, args, times_ops) for checkout in (args.before, args.after)]
+    counts = args.step_tokens.split(",") if args.step_tokens else ("", "")
+    checkouts = zip((args.before, args.after), counts, strict=True)
+    both = [start(checkout, count, args, times_ops) for checkout, count in checkouts]
     rounds = []
     for number in range(args.rounds):
         said = {}
@@ -99,10 +103,11 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--ops", action="store_true")
+    parser.add_argument("--step-tokens", default="", metavar="BEFORE,AFTER")
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.work:
-        return work(args.threads, args.ops)
+        return work(args.threads, int(args.step_tokens) if args.step_tokens else None, args.ops)
     rounds = [tuple(json.loads(text) for text in pair) for pair in turns(args, times_ops=False)]
     for number, name in enumerate(FIGURES):
         before, after = ([pair[which][number] for pair in rounds] for which in (0, 1))
