@@ -220,7 +220,8 @@ void finish(const Sums& window, const Sums& entries, const Layer& layer, int64_t
         const float a = window.total[head], b = entries.total[head];
         if (layer.is_twice)
             for (int64_t i = 0; i < dim; i += LANES)
-                store(out + i, (load(from + i) + load(from + second + i)) * a + (load(other + i) + load(other + second + i)) * b);
+                store(out + i, (load(from + i) + load(from + second + i)) * a +
+                                   (load(other + i) + load(other + second + i)) * b);
         else
             for (int64_t i = 0; i < dim; i += LANES) store(out + i, load(from + i) * a + load(other + i) * b);
         rotate(out, dim, turn, true);

@@ -56,7 +56,8 @@ inline void split_bf16(const float* x, int64_t count, int64_t parts, int64_t dis
 // of 32.
 inline void pair_rows(const uint16_t* first, const uint16_t* second, int64_t count, uint16_t* to) {
 #if defined(__AVX512BW__)
-    const __m512i lower = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11), upper = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
+    const __m512i lower = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11);
+    const __m512i upper = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
     for (int64_t i = 0; i < count; i += 32) {
         const __m512i a = _mm512_loadu_si512(first + i), b = _mm512_loadu_si512(second + i);
         const __m512i low = _mm512_unpacklo_epi16(a, b), high = _mm512_unpackhi_epi16(a, b);  // 4 of each 8

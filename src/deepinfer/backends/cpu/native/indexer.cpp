@@ -1,13 +1,11 @@
 // The indexer: which compressed entries each token attends to.
 //
-// Keys are unpacked sixteen at a time, side by side in the lanes, so a key's score rests on the query and the key
-// alone: a sum along the width for each head, then one over the heads. The sums along the width are formed by float32
-// vectors or by bf16 tiles, in which queries and keys are exact.
+// Selection among scores (index_scores.h), of all visible entries or of those in the candidate blocks.
 
 #include "batch.h"
-#include "bf16.h"
 #include "cache_formats.h"
 #include "gemm.h"
+#include "index_scores.h"
 #include "ops.h"
 #include "rope.h"
 #include "scratch.h"
@@ -21,17 +19,12 @@ namespace {
 
 constexpr int64_t TILE_TOKENS = 32;         // tokens of a row that are scored together
 constexpr int64_t TILE_SCORES = 1 << 20;    // scores that are held at a time
-constexpr int64_t CHUNK_KEYS = 8 * PANEL_ROWS;  // keys that are unpacked at a time
-constexpr int64_t MAX_DIM = 4096;
-constexpr int VECS = PANEL_ROWS / LANES;
-constexpr int HEADS = 8 / VECS;             // heads whose sums fill the registers
 
 struct Step {
     const Indexer& indexer;
     const Batch& batch;
     const Cache& pages;
-    const float *q, *weights;   // [tokens, heads, dim], [tokens, heads]; null when nothing is scored
-    const uint16_t* tile_q;     // q as bf16 numbers if tiles are used, with room for 16 rows more
+    IndexQueries queries;       // unset when nothing is scored
     const int32_t* candidates;  // [tokens, num_candidates] or null
     int64_t num_candidates;
     int32_t *entries, *kept;    // [tokens, num_entries], [tokens, num_kept], all -1 so far
@@ -43,10 +36,7 @@ struct Step {
 
 struct QueryBuffer;
 struct TileQueryBuffer;
-struct KeyTiles;
-struct KeyRows;
 struct WeightBuffer;
-struct KeyPanels;
 struct PackedQuery;
 struct ScoreBuffer;
 struct OrderBuffer;
@@ -55,115 +45,13 @@ struct ListScores;
 struct ChosenBuffer;
 struct BlockBuffer;
 
-// sums[h] = products of H heads' queries [H, dim] with the keys of a panel [dim][PANEL_ROWS].
-template <int H>
-void panel_products(const float* q, int64_t dim, const float* panel, Vec (&sums)[H][VECS]) {
-    for (int64_t i = 0; i < dim; ++i)
-        for (int v = 0; v < VECS; ++v) {
-            const Vec keys = load(panel + i * PANEL_ROWS + v * LANES);
-            for (int h = 0; h < H; ++h) sums[h][v] = multiply_add(splat(q[h * dim + i]), keys, sums[h][v]);
-        }
-}
-
-// scores[k] = sum over heads of weight * relu(q . key) for the keys of a panel, head after head.
-void score_panel(const Indexer& indexer, const float* q, const float* weights, const float* panel, float* scores) {
-    Vec total[VECS] = {};
-    const auto add = [&](const Vec* products, float weight) {
-        for (int v = 0; v < VECS; ++v) total[v] += select(products[v] < 0.0f, Vec{}, products[v]) * weight;
-    };
-    int64_t head = 0;
-    for (; head + HEADS <= indexer.heads; head += HEADS) {
-        Vec sums[HEADS][VECS] = {};
-        panel_products<HEADS>(q + head * indexer.dim, indexer.dim, panel, sums);
-        for (int h = 0; h < HEADS; ++h) add(sums[h], weights[head + h]);
-    }
-    for (; head < indexer.heads; ++head) {
-        Vec sums[1][VECS] = {};
-        panel_products<1>(q + head * indexer.dim, indexer.dim, panel, sums);
-        add(sums[0], weights[head]);
-    }
-    for (int v = 0; v < VECS; ++v) store(scores + v * LANES, total[v]);
-}
-
-// 16 keys as tiles, a key in each column: [dim / 32] tiles.
-void unpack_index_tiles(const uint8_t* const* rows, int64_t dim, uint16_t* tiles) {
-    uint16_t* keys = scratch<KeyRows, uint16_t>(PANEL_ROWS * dim);
-    for (int64_t r = 0; r < PANEL_ROWS; ++r) unpack_index(rows[r], dim, keys + r * dim);
-    for (int64_t start = 0; start < dim; start += BLOCK)
-        transpose_words(keys + start, tiles + start * PANEL_ROWS, dim * 2);
-}
-
-// sums[row][k] of 16 rows of queries and the keys of N tiles, CHUNK_KEYS apart; keys [tiles][dim / 32] tiles.
-template <int N>
-void tile_sums(const uint16_t* q, const uint16_t* keys, int64_t dim, float* sums) {
-    each<N>([](auto n) { tile_zero<n>(); });
-    for (int64_t start = 0; start < dim; start += BLOCK) {
-        tile_load<4>(q + start, dim * 2);
-        each<N>([&](auto n) {
-            tile_load<6 + n % 2>(keys + (n * dim + start) * TILE_ROWS, 64);
-            tile_multiply<n, 4, 6 + n % 2>();
-        });
-    }
-    each<N>([&](auto n) { tile_store<n>(sums + n * TILE_ROWS, CHUNK_KEYS * 4); });
-}
-
-// `score_panel` for all tokens, by tiles: sixteen rows of queries at a time, whose heads are added one after the other.
-void score_tiles(const Step& step, int64_t first, int64_t tokens, const uint16_t* keys, int64_t count, float* scores,
-                 int64_t stride) {
-    const int64_t heads = step.indexer.heads, dim = step.indexer.dim;
-    alignas(64) float sums[TILE_ROWS * CHUNK_KEYS];
-    const TileUse use(TILE_ROWS);
-    for (int64_t begin = 0; begin < tokens * heads; begin += TILE_ROWS) {
-        const uint16_t* q = step.tile_q + (first * heads + begin) * dim;
-        for (int64_t start = 0; start < count; start += 2 * PANEL_ROWS) {
-            if (start + PANEL_ROWS < count) tile_sums<2>(q, keys + start * dim, dim, sums + start);
-            else tile_sums<1>(q, keys + start * dim, dim, sums + start);
-        }
-        const int64_t end = std::min(begin + TILE_ROWS, tokens * heads);
-        for (int64_t row = begin; row < end;) {
-            const int64_t token = row / heads, last = std::min((token + 1) * heads, end);
-            float* to = scores + token * stride;
-            for (int64_t k = 0; k < count; k += LANES) {
-                Vec total = row % heads ? load(to + k) : Vec{};
-                for (int64_t r = row; r < last; ++r)
-                    total += maximum(Vec{}, load(sums + (r - begin) * CHUNK_KEYS + k)) * step.weights[first * heads + r];
-                store(to + k, total);
-            }
-            row = last;
-        }
-    }
-}
-
-// scores[t][k] of `tokens` tokens from number `first` on and `count` keys, in whole panels; null keys count as zeros.
-void score_chunk(const Step& step, int64_t first, int64_t tokens, const uint8_t* const* keys, int64_t count,
-                 float* scores, int64_t stride) {
-    static const uint8_t zeros[index_bytes(MAX_DIM)] = {};
-    const int64_t heads = step.indexer.heads, dim = step.indexer.dim;
-    float* panels = step.tile_q ? nullptr : scratch<KeyPanels>(CHUNK_KEYS * dim);
-    uint16_t* tiles = step.tile_q ? scratch<KeyTiles, uint16_t>(CHUNK_KEYS * dim) : nullptr;
-    for (int64_t start = 0; start < count; start += PANEL_ROWS) {
-        const uint8_t* rows[PANEL_ROWS];
-        for (int64_t i = 0; i < PANEL_ROWS; ++i) {
-            const uint8_t* key = start + i < count ? keys[start + i] : nullptr;
-            rows[i] = key ? key : zeros;
-        }
-        if (tiles) unpack_index_tiles(rows, dim, tiles + start * dim);
-        else unpack_index_panel(rows, dim, panels + start * dim);
-    }
-    if (tiles) return score_tiles(step, first, tokens, tiles, count, scores, stride);
-    for (int64_t t = 0; t < tokens; ++t)
-        for (int64_t start = 0; start < count; start += PANEL_ROWS)
-            score_panel(step.indexer, step.q + (first + t) * heads * dim, step.weights + (first + t) * heads,
-                        panels + start * dim, scores + t * stride + start);
-}
-
 // Scores of a tile's tokens against entries 0 .. count - 1 of their row; `stride` is count in whole panels.
 void score_all(const Step& step, const Tile& tile, int64_t count, float* scores, int64_t stride) {
     const uint8_t* keys[CHUNK_KEYS];
     for (int64_t start = 0; start < count; start += CHUNK_KEYS) {
         const int64_t size = std::min(CHUNK_KEYS, count - start);
         find_entries(step.batch, step.pages, tile.row, start, size, keys);
-        score_chunk(step, tile.first, tile.last - tile.first, keys, size, scores + start, stride);
+        score_keys(step.queries, tile.first, tile.last - tile.first, keys, size, scores + start, stride);
     }
 }
 
@@ -172,7 +60,7 @@ void score_list(const Step& step, int64_t row, int64_t token, const int32_t* lis
     for (int64_t start = 0; start < count; start += CHUNK_KEYS) {
         const int64_t size = std::min(CHUNK_KEYS, count - start);
         for (int64_t k = 0; k < size; ++k) keys[k] = find_entry(step.batch, step.pages, row, list[start + k]);
-        score_chunk(step, token, 1, keys, size, scores + start, 0);
+        score_keys(step.queries, token, 1, keys, size, scores + start, 0);
     }
 }
 
@@ -265,7 +153,7 @@ bool needs_scores(const Indexer& indexer, int64_t visible) {
 
 // Whether it takes less time to score all `most` entries for the tokens of a tile together than each token's candidates.
 bool is_dense(const Step& step, int64_t tokens, int64_t most) {
-    const int64_t worth = step.tile_q ? 8 : 2;  // keys to score together in the time of unpacking one for a token alone
+    const int64_t worth = step.queries.tile_q ? 8 : 2;  // keys scored together in the time of unpacking one for a token
     return most <= std::min(worth, tokens / 2) * step.num_candidates * step.indexer.candidate_size;
 }
 
@@ -283,7 +171,8 @@ void select_tile(const Step& step, const Tile& tile) {
         const int64_t count = std::min(step.indexer.top_k, visible);
         const float* own = scores ? scores + (token - tile.first) * stride : nullptr;
         if (uses_candidates && visible > count)
-            select_among_candidates(step, tile.row, token, visible, count, own, step.entries + token * step.num_entries);
+            select_among_candidates(step, tile.row, token, visible, count, own,
+                                    step.entries + token * step.num_entries);
         else select_from(step, token, visible, own);
     }
 }
@@ -330,11 +219,12 @@ EXPORT void select_entries(const Indexer* indexer, const float* x, int64_t strid
     if (needs_scores(*indexer, most)) {
         q = scratch<QueryBuffer>(tokens * indexer->heads * indexer->dim);
         weights = scratch<WeightBuffer>(tokens * indexer->heads);
-        if (uses_tiles()) tile_q = scratch<TileQueryBuffer, uint16_t>((tokens * indexer->heads + TILE_ROWS) * indexer->dim);
+        const int64_t rows = tokens * indexer->heads + TILE_ROWS;
+        if (uses_tiles()) tile_q = scratch<TileQueryBuffer, uint16_t>(rows * indexer->dim);
         prepare_queries(*indexer, *batch, x, stride, low_rank, q, tile_q, weights);
     }
-    const Step step{*indexer, *batch, *pages, q, weights, tile_q, candidates, num_candidates,
-                    entries, kept, num_entries, num_kept, most};
+    const Step step{*indexer,       *batch,  *pages, {*indexer, q, weights, tile_q}, candidates,
+                    num_candidates, entries, kept,   num_entries, num_kept, most};
     const int64_t size = std::clamp<int64_t>(TILE_SCORES / std::max<int64_t>(most, 1), 1, TILE_TOKENS);
     const auto tiles = tiles_of(*batch, size);
     parallel(static_cast<int64_t>(tiles.size()), 1, [&](int64_t begin, int64_t end) {

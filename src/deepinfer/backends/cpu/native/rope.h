@@ -32,13 +32,14 @@ inline void set_turn(Turn& turn, int32_t position, const float* frequencies, int
         std::memcpy(&angle, frequencies + i, std::min<int64_t>(WIDTH, pairs - i) * 4);
         angle *= static_cast<float>(position);
         const Doubles x = __builtin_convertvector(angle, Doubles);
-        const Doubles magic = Doubles{} + 6755399441055744.0;  // 1.5 * 2 ** 52: its sum with a number rounds that to an integer
+        const Doubles magic = Doubles{} + 6755399441055744.0;  // 1.5 * 2 ** 52: a sum with it is rounded to an integer
         const Doubles shifted = x * 0.63661977236758134308 + magic;
         const Doubles quarter = shifted - magic;
         const Doubles r = (x - quarter * 1.57079632679489655800) - quarter * 6.12323399573676603587e-17;
         const Doubles r2 = r * r;  // Taylor series, good to 2e-9 up to pi / 4
         const Doubles s = r + r * r2 * (-1.0 / 6 + r2 * (1.0 / 120 + r2 * (-1.0 / 5040 + r2 * (1.0 / 362880))));
-        const Doubles c = 1.0 + r2 * (-1.0 / 2 + r2 * (1.0 / 24 + r2 * (-1.0 / 720 + r2 * (1.0 / 40320 - r2 / 3628800))));
+        const Doubles c =
+            1.0 + r2 * (-1.0 / 2 + r2 * (1.0 / 24 + r2 * (-1.0 / 720 + r2 * (1.0 / 40320 - r2 / 3628800))));
         const Longs n = (Longs)shifted;  // its last bits are those of the integer
         const Doubles cosine = (n & 1) != 0 ? s : c, sine = (n & 1) != 0 ? c : s;
         const Floats turned_cosine = __builtin_convertvector(((n + 1) & 2) != 0 ? -cosine : cosine, Floats);

@@ -129,7 +129,8 @@ struct PairRows {
 
 // result[16 heads][N * 16 numbers] += shares of `blocks` times 32 keys * keys
 template <int T, int N>
-void add_tiles(const uint16_t* shares, const PairRows* pairs, int64_t blocks, float* result, int64_t dim, bool is_first) {
+void add_tiles(const uint16_t* shares, const PairRows* pairs, int64_t blocks, float* result, int64_t dim,
+               bool is_first) {
     if (is_first) each<N>([&](auto n) { tile_zero<n>(); });
     else each<N>([&](auto n) { tile_load<n>(result + n * 16, dim * 4); });
     for (int64_t block = 0; block < blocks; ++block, shares += T * TILE_NUMBERS) {
@@ -162,7 +163,8 @@ int64_t find_pairs(const TileKeys& keys, int64_t first, int64_t count, PairRows*
 
 // Fold in keys by queries and shares of T tiles for 16 heads each.
 template <int T>
-void fold(const TileQuery& query, const Sums& sums, const TileKeys& keys, int64_t first, int64_t count, bool is_first) {
+void fold(const TileQuery& query, const Sums& sums, const TileKeys& keys, int64_t first, int64_t count,
+          bool is_first) {
     const int64_t heads = query.heads, dim = query.dim;
     float* shares = scratch<ShareScratch>((TILE_KEYS + 16) * heads);
     float* decay = scratch<DecayScratch>(heads);

@@ -163,7 +163,8 @@ void multiply_panels(const Left& left, const Matrix& matrix, float* out, int64_t
 
 // Whether each tile of rows meets so few panels that it is made for them alone, a block at a time.
 bool is_narrow(const Product& product) {
-    return product.num_rows > FEW_ROWS && product.matrix->format == TILED_BF16 && num_panels(*product.matrix) <= MAX_PANELS;
+    return product.num_rows > FEW_ROWS && product.matrix->format == TILED_BF16 &&
+           num_panels(*product.matrix) <= MAX_PANELS;
 }
 
 // Tiles first .. last - 1 of the rows with all P panels.
@@ -194,8 +195,8 @@ void multiply_narrow(const Product& product, int64_t first, int64_t last) {
             }
         }
         each<P>([&](auto p) {
-            put<p>({product.out + row * product.out_stride + p * PANEL, product.out_stride, rows, matrix.rows - p * PANEL},
-                   rows == TILE_ROWS);
+            float* to = product.out + row * product.out_stride + p * PANEL;
+            put<p>({to, product.out_stride, rows, matrix.rows - p * PANEL}, rows == TILE_ROWS);
         });
     }
 }
