@@ -8,7 +8,6 @@ namespace deepinfer {
 
 constexpr int64_t PARTS = 3;  // bf16 numbers that a float32 number is the sum of
 
-typedef uint32_t VecUnsigned __attribute__((vector_size(LANES * 4)));
 typedef int16_t VecHalf __attribute__((vector_size(LANES * 2), aligned(2), may_alias));
 
 constexpr int SPLIT_VECS = 32 / LANES;  // vectors of numbers that are split at a time

@@ -11,7 +11,8 @@ constexpr int ROUND_VECS = 32 / LANES;  // vectors of a block that shares a powe
 // Nearest e4m3 numbers, ties to even, of numbers up to 448 in size; what is rounded to 0 is not negative.
 inline Vec nearest_e4m3(Vec x) {
     const VecInt power = maximum(bits(x) & 0x7f800000, splat_int(121 << 23));  // below are subnormal numbers
-    const Vec magic = bits(power + ((20 << 23) + (1 << 22)));  // the unit of its last place is an eighth of the power
+    // The unit of its last place is an eighth of the power. Unsigned, since NaN passes here too.
+    const Vec magic = bits((VecInt)((VecUnsigned)power + ((20u << 23) + (1u << 22))));
     return (x + magic) - magic;
 }
 
@@ -26,7 +27,8 @@ inline void round_block(const float* x, Vec (&rounded)[ROUND_VECS]) {
     const VecInt quotient = bits(bits(most) * (1.0f / 448.0f));
     const VecInt power = (((quotient - 1) >> 23) + 1) << 23;  // the smallest power of two at or above it
     const VecInt is_finite = most < 0x7f800000;
-    const Vec scale = select(is_finite, bits(power), splat(NAN)), inverse = bits(((254 << 23) - power) & is_finite);
+    const Vec scale = select(is_finite, bits(power), splat(NAN));
+    const Vec inverse = bits(((254 << 23) - (power & is_finite)) & is_finite);
     for (int i = 0; i < ROUND_VECS; ++i) rounded[i] = nearest_e4m3(rounded[i] * inverse) * scale;
 }
 

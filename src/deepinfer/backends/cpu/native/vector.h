@@ -22,6 +22,7 @@ constexpr int LANES = 8;
 
 typedef float Vec __attribute__((vector_size(LANES * 4)));
 typedef int32_t VecInt __attribute__((vector_size(LANES * 4)));
+typedef uint32_t VecUnsigned __attribute__((vector_size(LANES * 4)));
 typedef int16_t VecShort __attribute__((vector_size(LANES * 4)));
 typedef float LooseVec __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
 typedef int32_t LooseVecInt __attribute__((vector_size(LANES * 4), aligned(1), may_alias));
