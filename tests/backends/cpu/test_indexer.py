@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -20,6 +21,13 @@ from deepinfer.ops.weights import IndexerWeights, RopeSpec, Weight
 from ops import golden, world
 
 HIDDEN, RANK = 24, 16
+
+
+@pytest.fixture(autouse=True, params=["vectors", "tiles"])
+def kind(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Both ways to form sums; plain code stands in for tiles that the processor lacks."""
+    with pair.tiles(request.param == "tiles"):
+        yield
 
 
 def whole(*shape: int, most: int, random: torch.Generator) -> Tensor:

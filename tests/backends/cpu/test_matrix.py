@@ -24,7 +24,7 @@ from deepinfer.ops.reference import quant
 from deepinfer.ops.weights import Weight
 
 LIMIT = 5e-7  # float32 sums in blocks of 32, relative to the sum of the sizes of all products
-SHAPES = [(16, 32), (256, 384), (33, 70), (5, 40), (24, 1536), (100, 34), (1, 2)]
+SHAPES = [(16, 32), (256, 384), (33, 70), (5, 40), (24, 1536), (60, 100), (100, 34), (1, 2)]
 FORMATS = ("float32", "bf16", "e4m3", "e2m1")
 
 

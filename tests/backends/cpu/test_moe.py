@@ -109,6 +109,20 @@ def test_numbers_may_lie_apart(make):
     family.check_strides(make("golden"))
 
 
+@pytest.mark.parametrize("scoring", ["sqrtsoftplus", "sigmoid", "softmax"])
+def test_scores_far_from_zero_are_those_of_the_reference(scoring):
+    logits = torch.tensor([-300.0, -87.0, -30.0, -16.0, -1.0, 0.0, 1e-3, 4.0, 16.0, 19.999, 20.0, 20.001, 300.0])
+    router = RouterWeights(
+        Weight(torch.eye(13)), *(Weight(torch.zeros(13)),) * 2, num_active=13, scoring=scoring, normalize=False,
+        scaling=1.0, temperature=1.0,
+    )  # fmt: skip
+    found, expected = (
+        ops.route(logits.unsqueeze(0), None, ops.prepare_router(router)) for ops in (pair.cpu(), pair.reference())
+    )
+    assert torch.equal(found[0], expected[0])
+    torch.testing.assert_close(found[1], expected[1], rtol=4e-7, atol=1e-37)
+
+
 def test_equal_scores_go_to_the_lower_expert():
     tied = replace(
         random_router(num_active=4), weight=Weight(torch.zeros(13, 40).bfloat16()), bias=Weight(torch.zeros(13))

@@ -62,7 +62,8 @@ struct WideKeys {
 
     static int64_t size(int64_t count, int64_t dim, int64_t) { return (count + KEYS) * dim; }
     WideKeys(float* memory, int64_t, int64_t key_dim, int64_t) : rows(memory), dim(key_dim) {}
-    void add(const uint8_t* packed, Unpack unpack, int64_t number) const { unpack(packed, dim, rows + number * dim); }
+    float* row(int64_t number) const { return rows + number * dim; }
+    void pair(int64_t) const {}
 };
 
 // One token's query [dim, padded heads], scaled, and what a block of keys needs; a thread's own memory.
@@ -128,6 +129,7 @@ void fold_block(const Query& query, const Sums& sums, const Layer& layer, const 
 
 // The two ways to form sums of one token: what they keep of keys and query, and how they fold a block of keys in.
 struct ByVectors {
+    struct Use {};
     using Keys = WideKeys;
     using Number = float;
     static constexpr int64_t MOST_KEYS = BLOCK_KEYS;
@@ -135,21 +137,25 @@ struct ByVectors {
     const Query query;
 
     ByVectors(const float* q, const Layer& one) : layer(one), query(q, one) {}
-    void fold(const Sums& sums, const Keys& keys, int64_t first, int64_t count) const {
+    void fold(const Sums& sums, const Keys& keys, int64_t first, int64_t count, bool is_first) const {
+        if (is_first) sums.clear(layer.padded, layer.dim);
         fold_block(query, sums, layer, keys.rows + first * keys.dim, count);
     }
 };
 
 struct ByTiles {
+    struct Use : TileUse {
+        Use() : TileUse(TILE_ROWS) {}
+    };
     using Keys = TileKeys;
     using Number = uint16_t;
     static constexpr int64_t MOST_KEYS = TILE_KEYS;
-    const TileUse use{TILE_ROWS};
+    const Layer& layer;
     const TileQuery query;
 
-    ByTiles(const float* q, const Layer& layer) : query(q, layer.heads, layer.padded, layer.dim, layer.scale()) {}
-    void fold(const Sums& sums, const Keys& keys, int64_t first, int64_t count) const {
-        fold_tiles(query, sums, keys, first, count);
+    ByTiles(const float* q, const Layer& one) : layer(one), query(q, one.heads, one.padded, one.dim, one.scale()) {}
+    void fold(const Sums& sums, const Keys& keys, int64_t first, int64_t count, bool is_first) const {
+        fold_tiles(query, sums, keys, first, count, is_first);
     }
 };
 
@@ -162,8 +168,9 @@ typename Way::Keys make_keys(int64_t count, int64_t dim, int64_t step) {
 
 template <class Way>
 void fold_keys(const Way& way, const Sums& sums, const typename Way::Keys& keys, int64_t first, int64_t count) {
+    if (count <= 0) sums.clear(way.layer.padded, way.layer.dim);
     for (int64_t k = 0; k < count; k += Way::MOST_KEYS)
-        way.fold(sums, keys, first + k, std::min(Way::MOST_KEYS, count - k));
+        way.fold(sums, keys, first + k, std::min(Way::MOST_KEYS, count - k), k == 0);
 }
 
 template <class Way>
@@ -171,7 +178,8 @@ void fold_entries(const Way& way, const Sums& sums, const Step& step, int64_t ro
     const auto keys = make_keys<Way, EntryMemory>(Way::MOST_KEYS, dim, 2);
     const uint8_t* packed[Way::MOST_KEYS];
     int64_t taken = 0;
-    while (taken < step.num_entries) {
+    bool is_first = true;
+    while (step.pages && taken < step.num_entries) {
         int64_t count = 0;
         for (; taken < step.num_entries && count < Way::MOST_KEYS; ++taken) {
             packed[count] = find_entry(step.batch, *step.pages, row, entries[taken]);
@@ -179,28 +187,43 @@ void fold_entries(const Way& way, const Sums& sums, const Step& step, int64_t ro
             __builtin_prefetch(packed[count]);
             __builtin_prefetch(packed[count++] + step.pages->bytes - 1);
         }
-        for (int64_t k = 0; k < count; ++k) keys.add(packed[k], unpack_compressed, k);
-        if (count) way.fold(sums, keys, 0, count);
+        for (int64_t k = 0; k < count; ++k) unpack_compressed(packed[k], dim, keys.row(k));
+        keys.pair(count);
+        if (count) way.fold(sums, keys, 0, count, is_first), is_first = false;
+    }
+    if (is_first) sums.clear(way.layer.padded, dim);
+}
+
+// What the results of both parts are worth, in the place of their totals.
+void weigh(const Sums& window, const Sums& entries, const Layer& layer) {
+    for (int64_t head = 0; head < layer.heads; head += LANES) {
+        const auto total = [&](const Sums& sums) {
+            const Vec own = load(sums.total + head);
+            return layer.is_twice ? own + load(sums.total + head + layer.period()) : own;
+        };
+        const Vec peak = maximum(load(window.peak + head), load(entries.peak + head));
+        const Vec a = exponential(load(window.peak + head) - peak), b = exponential(load(entries.peak + head) - peak);
+        const Vec share = 1.0f / (total(window) * a + total(entries) * b);
+        store(window.total + head, a * share);
+        store(entries.total + head, b * share);
     }
 }
 
 // Both parts of a token brought together.
 void finish(const Sums& window, const Sums& entries, const Layer& layer, int64_t position, float* out) {
-    const int64_t dim = layer.dim;
+    const int64_t dim = layer.dim, second = layer.period() * dim;
     Turn turn;
     set_turn(turn, static_cast<int32_t>(position), layer.frequencies, layer.pairs);
+    weigh(window, entries, layer);
     for (int64_t head = 0; head < layer.heads; ++head, out += dim) {
-        const float peak = std::max(window.peak[head], entries.peak[head]);
-        const float a = exponential(window.peak[head] - peak), b = exponential(entries.peak[head] - peak);
-        const float share = 1.0f / (window.total[head] * a + entries.total[head] * b);
-        float *from = window.result + head * dim, *other = entries.result + head * dim;
+        const float *from = window.result + head * dim, *other = entries.result + head * dim;
+        const float a = window.total[head], b = entries.total[head];
         if (layer.is_twice)
-            for (int64_t i = 0, second = layer.period() * dim; i < dim; i += LANES) {
-                store(from + i, load(from + i) + load(from + second + i));
-                store(other + i, load(other + i) + load(other + second + i));
-            }
-        for (int64_t i = 0; i < dim; i += LANES)
-            store(out + i, load(from + i) * (a * share) + load(other + i) * (b * share));
+            for (int64_t i = 0; i < dim; i += LANES)
+                store(out + i, (load(from + i) + load(from + second + i)) * a +
+                                   (load(other + i) + load(other + second + i)) * b);
+        else
+            for (int64_t i = 0; i < dim; i += LANES) store(out + i, load(from + i) * a + load(other + i) * b);
         rotate(out, dim, turn, true);
     }
 }
@@ -215,8 +238,9 @@ void unpack_window_keys(const Layer& layer, const Step& step, int64_t row, int64
         const uint8_t* packed = ahead < 0
             ? step.ring.at(step.ring.slot(batch.row_slots[row]), position % step.ring.entries)
             : step.window_rows + (batch.row_offsets[row] + ahead) * bytes;
-        keys.add(packed, unpack_window, position - first);
+        unpack_window(packed, layer.dim, keys.row(position - first));
     }
+    keys.pair(last - first + 1);
 }
 
 // The first position in the window of a token.
@@ -234,7 +258,7 @@ int64_t newest_key(const Step& step, int64_t row, int64_t position) {
 }
 
 void start(const Sums& sums, const Layer& layer, const float* sink) {
-    sums.begin(layer.padded, layer.heads, layer.period(), layer.dim, sink);
+    sums.begin(layer.padded, layer.heads, layer.period(), sink);
 }
 
 Sums part_of(float* memory, const Layer& layer, int64_t number) {
@@ -250,16 +274,16 @@ void attend_tile(const Layer& layer, const Step& step, const Tile& tile) {
     float* memory = scratch<PartSums>(2 * Sums::size(layer.padded, dim));
     const Sums window = part_of(memory, layer, 0), entries = part_of(memory, layer, 1);
     unpack_window_keys(layer, step, tile.row, oldest, newest, keys);
+    [[maybe_unused]] const typename Way::Use use;
     for (int64_t number = tile.first; number < tile.last; ++number) {
         const int64_t position = tile.position + number - tile.first;
         const int64_t begin = oldest_key(layer, step, tile.row, position);
         const int64_t end = newest_key(step, tile.row, position);
         const Way way(step.q + number * layer.heads * dim, layer);
         start(window, layer, layer.sink);
-        if (begin <= end) fold_keys(way, window, keys, begin - oldest, end - begin + 1);
+        fold_keys(way, window, keys, begin - oldest, end - begin + 1);
         start(entries, layer, nullptr);
-        if (step.pages)
-            fold_entries(way, entries, step, tile.row, step.entries + number * step.num_entries, dim);
+        fold_entries(way, entries, step, tile.row, step.entries + number * step.num_entries, dim);
         finish(window, entries, layer, position, step.out + number * layer.heads * dim);
     }
 }
@@ -270,6 +294,7 @@ void attend_split(const Layer& layer, const Step& step, const Tile* tiles, int64
     const int64_t dim = layer.dim;
     float* memory = scratch<SplitSums>(2 * count * Sums::size(layer.padded, dim));
     parallel(2 * count, 1, [=](int64_t first, int64_t last) {
+        [[maybe_unused]] const typename Way::Use use;
         for (int64_t i = first; i < last; ++i) {
             const Tile& tile = tiles[i / 2];
             const Sums sums = part_of(memory, layer, i);
@@ -282,7 +307,7 @@ void attend_split(const Layer& layer, const Step& step, const Tile* tiles, int64
                 const auto keys = make_keys<Way, WindowMemory>(num_keys, dim, 1);
                 unpack_window_keys(layer, step, tile.row, oldest, newest, keys);
                 fold_keys(way, sums, keys, 0, num_keys);
-            } else if (step.pages) {
+            } else {
                 fold_entries(way, sums, step, tile.row, step.entries + tile.first * step.num_entries, dim);
             }
         }

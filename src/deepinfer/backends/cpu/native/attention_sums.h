@@ -16,16 +16,19 @@ struct Sums {
 
     Sums(float* memory, int64_t heads) : peak(memory), total(peak + heads), result(total + heads) {}
 
-    // `sink` [num_heads] is null for none; it counts again from head `period` on.
-    void begin(int64_t heads, int64_t num_heads, int64_t period, int64_t dim, const float* sink) const {
+    // `sink` [num_heads] is null for none. Peaks count again from head `period` on, totals lie in two there.
+    // The first keys that are folded in begin the result.
+    void begin(int64_t heads, int64_t num_heads, int64_t period, const float* sink) const {
         for (int64_t head = 0; head < heads; ++head) {
             const int64_t own = head % period;
             const float first = sink ? (own < num_heads ? sink[own] : 0.0f) : -INFINITY;
             peak[head] = std::max(first, -1e30f);
-            total[head] = first > -1e30f ? 1.0f : 0.0f;
+            total[head] = head < period && first > -1e30f ? 1.0f : 0.0f;
         }
-        std::fill(result, result + heads * dim, 0.0f);
     }
+
+    // The result without any key.
+    void clear(int64_t heads, int64_t dim) const { std::fill(result, result + heads * dim, 0.0f); }
 };
 
 // Scores of `count` keys, shares [count, heads], become shares against the new peak; results so far are worth `decay`

@@ -1,6 +1,8 @@
 #include "cache_formats.h"
 
+#include "bf16.h"
 #include "export.h"
+#include "scratch.h"
 #include "vector.h"
 
 namespace deepinfer {
@@ -25,6 +27,7 @@ int32_t to_bits(float value) {
 struct Tables {
     float e4m3[256];
     float power[256];
+    uint16_t latents[256][16], keys[256][16];  // e2m1 numbers times e4m3 scales and times powers, as bf16 numbers
 
     Tables() {
         for (int code = 0; code < 256; ++code) {
@@ -32,23 +35,24 @@ struct Tables {
             const float size = exponent ? std::ldexp(8.0f + mantissa, exponent - 10) : std::ldexp(float(mantissa), -9);
             e4m3[code] = (code & 127) == 127 ? NAN : code & 128 ? -size : size;
             power[code] = code == 255 ? NAN : std::ldexp(1.0f, code - 127);
+            for (int i = 0; i < 16; ++i) {
+                const float sizes[] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6}, number = i & 8 ? -sizes[i & 7] : sizes[i];
+                latents[code][i] = static_cast<uint16_t>(static_cast<uint32_t>(to_bits(number * e4m3[code])) >> 16);
+                keys[code][i] = static_cast<uint16_t>(static_cast<uint32_t>(to_bits(number * power[code])) >> 16);
+            }
         }
     }
 };
 
 const Tables tables;
 
+struct WideRow;
+
 // Bits of the largest magnitude; NaN counts as more than infinity.
 int32_t peak_bits(const float* x, int count) {
-    int32_t lanes[LANES], peak = 0;
     VecInt most{};
-    for (int i = 0; i < count; i += LANES) {
-        const VecInt size = bits(load(x + i)) & 0x7fffffff;
-        most = (size > most) ? size : most;
-    }
-    std::memcpy(lanes, &most, sizeof lanes);
-    for (int lane : lanes) peak = lane > peak ? lane : peak;
-    return peak;
+    for (int i = 0; i < count; i += LANES) most = maximum(most, bits(load(x + i)) & 0x7fffffff);
+    return spread_largest(most)[0];
 }
 
 int32_t at_least(int32_t peak, float floor) { return peak < to_bits(floor) ? to_bits(floor) : peak; }
@@ -133,6 +137,20 @@ void unpack_nibbles(const uint8_t* bytes, float low_scale, float high_scale, flo
 #endif
 }
 
+// 16 bytes of two e2m1 codes each: 32 bf16 numbers, from the tables of both halves' scales.
+void look_up_nibbles(const uint8_t* bytes, const uint16_t* low, const uint16_t* high, uint16_t* x) {
+#if defined(__AVX512BW__)
+    const __m512i places = _mm512_inserti64x4(_mm512_setzero_si512(), _mm256_set1_epi16(16), 1);
+    const __m512i table = _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_loadu_si256((const __m256i*)low)),
+                                             _mm256_loadu_si256((const __m256i*)high), 1);
+    const __m512i pairs = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)bytes));
+    const __m512i codes = _mm512_and_si512(_mm512_or_si512(pairs, _mm512_slli_epi32(pairs, 12)), _mm512_set1_epi16(15));
+    _mm512_storeu_si512(x, _mm512_permutexvar_epi16(_mm512_or_si512(codes, places), table));
+#else
+    for (int i = 0; i < 32; ++i) x[i] = (i < 16 ? low : high)[bytes[i / 2] >> i % 2 * 4 & 15];
+#endif
+}
+
 }  // namespace
 
 void pack_window(const float* x, int64_t dim, uint8_t* row) {
@@ -203,10 +221,29 @@ void unpack_compressed(const uint8_t* row, int64_t dim, float* x) {
         unpack_nibbles(row + i / 2, tables.e4m3[scales[0]], tables.e4m3[scales[1]], x + i);
 }
 
+void unpack_window(const uint8_t* row, int64_t dim, uint16_t* x) {
+    float* wide = scratch<WideRow>(dim);
+    unpack_window(row, dim, wide);
+    split_bf16(wide, dim, 1, 0, x);
+}
+
+void unpack_compressed(const uint8_t* row, int64_t dim, uint16_t* x) {
+    const uint8_t* scales = row + dim / 2;
+    for (int64_t i = 0; i < dim; i += 32, scales += 2)
+        look_up_nibbles(row + i / 2, tables.latents[scales[0]], tables.latents[scales[1]], x + i);
+}
+
 void unpack_index(const uint8_t* row, int64_t dim, float* x) {
     const uint8_t* scales = row + dim / 2;
     for (int64_t i = 0; i < dim; i += 32, ++scales)
         unpack_nibbles(row + i / 2, tables.power[*scales], tables.power[*scales], x + i);
+}
+
+void unpack_index(const uint8_t* row, int64_t dim, uint16_t* x) {
+    for (int64_t block = 0; block < dim / SCALE_BLOCK; ++block) {
+        const uint16_t* table = tables.keys[row[dim / 2 + block]];
+        look_up_nibbles(row + block * SCALE_BLOCK / 2, table, table, x + block * SCALE_BLOCK);
+    }
 }
 
 void unpack_index_panel(const uint8_t* const* rows, int64_t dim, float* panel) {

@@ -25,7 +25,10 @@ void unpack_window(const uint8_t* row, int64_t dim, float* x);
 void unpack_compressed(const uint8_t* row, int64_t dim, float* x);
 void unpack_index(const uint8_t* row, int64_t dim, float* x);
 
-using Unpack = decltype(&unpack_window);
+// The same as bf16 numbers, which hold them exactly.
+void unpack_window(const uint8_t* row, int64_t dim, uint16_t* x);
+void unpack_compressed(const uint8_t* row, int64_t dim, uint16_t* x);
+void unpack_index(const uint8_t* row, int64_t dim, uint16_t* x);
 
 // PANEL_ROWS index rows side by side: panel [dim][PANEL_ROWS].
 constexpr int64_t PANEL_ROWS = 16;

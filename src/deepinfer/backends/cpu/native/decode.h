@@ -20,6 +20,12 @@ inline Line zero_line() {
     return line;
 }
 
+inline Line splat_line(float value) {
+    Line line;
+    for (int v = 0; v < VECS; ++v) line.part[v] = splat(value);
+    return line;
+}
+
 inline Line load_line(const float* from) {
     Line line;
     for (int v = 0; v < VECS; ++v) line.part[v] = load(from + v * LANES);

@@ -80,12 +80,10 @@ private:
 #endif
 };
 
-// 32 numbers as the floats of their bf16 parts, `distance` apart.
-inline void split_few(const float* x, int64_t parts, int64_t distance, float* to) {
-    for (int i = 0; i < BLOCK; i += LANES) {
-        Vec left = load(x + i);
-        for (int64_t part = 0; part < parts; ++part) store(to + part * distance + i, bits(take_part(left)));
-    }
+// 32 numbers as the floats of their bf16 parts, `distance` apart; they are taken off.
+inline void split_few(Vec (&left)[SPLIT_VECS], int64_t parts, int64_t distance, float* to) {
+    for (int64_t part = 0; part < parts; ++part)
+        for (int i = 0; i < SPLIT_VECS; ++i) store(to + part * distance + i * LANES, bits(take_part(left[i])));
 }
 
 // total[r] += x of B blocks [B][S parts][R rows][32] * the blocks.

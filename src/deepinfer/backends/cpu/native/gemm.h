@@ -47,6 +47,7 @@ struct Product {
     float* out;
     int64_t out_stride;
     bool is_rounded = false;  // x is rounded already, if the matrix wants it
+    const int32_t* places = nullptr;  // of x's rows; null where one follows the other. For tiled matrices alone
 };
 
 // Products with matrices of one size. A thread takes the same rows of every matrix each time.

@@ -1,15 +1,16 @@
 // The indexer: which compressed entries each token attends to.
 //
-// Keys are unpacked sixteen at a time, side by side in the lanes, so a key's score rests on the query and the key
-// alone: a sum along the width for each head, then one over the heads.
+// Selection among scores (index_scores.h), of all visible entries or of those in the candidate blocks.
 
 #include "batch.h"
 #include "cache_formats.h"
 #include "gemm.h"
+#include "index_scores.h"
 #include "ops.h"
 #include "rope.h"
 #include "scratch.h"
 #include "threads.h"
+#include "tiles.h"
 #include "top.h"
 #include "vector.h"
 
@@ -18,16 +19,12 @@ namespace {
 
 constexpr int64_t TILE_TOKENS = 32;         // tokens of a row that are scored together
 constexpr int64_t TILE_SCORES = 1 << 20;    // scores that are held at a time
-constexpr int64_t CHUNK_KEYS = 8 * PANEL_ROWS;  // keys that are unpacked at a time
-constexpr int64_t MAX_DIM = 4096;
-constexpr int VECS = PANEL_ROWS / LANES;
-constexpr int HEADS = 8 / VECS;             // heads whose sums fill the registers
 
 struct Step {
     const Indexer& indexer;
     const Batch& batch;
     const Cache& pages;
-    const float *q, *weights;   // [tokens, heads, dim], [tokens, heads]; null when nothing is scored
+    IndexQueries queries;       // unset when nothing is scored
     const int32_t* candidates;  // [tokens, num_candidates] or null
     int64_t num_candidates;
     int32_t *entries, *kept;    // [tokens, num_entries], [tokens, num_kept], all -1 so far
@@ -38,64 +35,15 @@ struct Step {
 };
 
 struct QueryBuffer;
+struct TileQueryBuffer;
 struct WeightBuffer;
-struct KeyPanels;
 struct PackedQuery;
 struct ScoreBuffer;
 struct OrderBuffer;
 struct ListBuffer;
+struct ListScores;
 struct ChosenBuffer;
 struct BlockBuffer;
-
-// sums[h] = products of H heads' queries [H, dim] with the keys of a panel [dim][PANEL_ROWS].
-template <int H>
-void panel_products(const float* q, int64_t dim, const float* panel, Vec (&sums)[H][VECS]) {
-    for (int64_t i = 0; i < dim; ++i)
-        for (int v = 0; v < VECS; ++v) {
-            const Vec keys = load(panel + i * PANEL_ROWS + v * LANES);
-            for (int h = 0; h < H; ++h) sums[h][v] = multiply_add(splat(q[h * dim + i]), keys, sums[h][v]);
-        }
-}
-
-// scores[k] = sum over heads of weight * relu(q . key) for the keys of a panel, head after head.
-void score_panel(const Indexer& indexer, const float* q, const float* weights, const float* panel, float* scores) {
-    Vec total[VECS] = {};
-    const auto add = [&](const Vec* products, float weight) {
-        for (int v = 0; v < VECS; ++v) total[v] += select(products[v] < 0.0f, Vec{}, products[v]) * weight;
-    };
-    int64_t head = 0;
-    for (; head + HEADS <= indexer.heads; head += HEADS) {
-        Vec sums[HEADS][VECS] = {};
-        panel_products<HEADS>(q + head * indexer.dim, indexer.dim, panel, sums);
-        for (int h = 0; h < HEADS; ++h) add(sums[h], weights[head + h]);
-    }
-    for (; head < indexer.heads; ++head) {
-        Vec sums[1][VECS] = {};
-        panel_products<1>(q + head * indexer.dim, indexer.dim, panel, sums);
-        add(sums[0], weights[head]);
-    }
-    for (int v = 0; v < VECS; ++v) store(scores + v * LANES, total[v]);
-}
-
-// scores[t][k] of `tokens` tokens from number `first` on and `count` keys, in whole panels; null keys count as zeros.
-void score_chunk(const Step& step, int64_t first, int64_t tokens, const uint8_t* const* keys, int64_t count,
-                 float* scores, int64_t stride) {
-    static const uint8_t zeros[index_bytes(MAX_DIM)] = {};
-    const int64_t heads = step.indexer.heads, dim = step.indexer.dim;
-    float* panels = scratch<KeyPanels>(CHUNK_KEYS * dim);
-    for (int64_t start = 0; start < count; start += PANEL_ROWS) {
-        const uint8_t* rows[PANEL_ROWS];
-        for (int64_t i = 0; i < PANEL_ROWS; ++i) {
-            const uint8_t* key = start + i < count ? keys[start + i] : nullptr;
-            rows[i] = key ? key : zeros;
-        }
-        unpack_index_panel(rows, dim, panels + start * dim);
-    }
-    for (int64_t t = 0; t < tokens; ++t)
-        for (int64_t start = 0; start < count; start += PANEL_ROWS)
-            score_panel(step.indexer, step.q + (first + t) * heads * dim, step.weights + (first + t) * heads,
-                        panels + start * dim, scores + t * stride + start);
-}
 
 // Scores of a tile's tokens against entries 0 .. count - 1 of their row; `stride` is count in whole panels.
 void score_all(const Step& step, const Tile& tile, int64_t count, float* scores, int64_t stride) {
@@ -103,7 +51,7 @@ void score_all(const Step& step, const Tile& tile, int64_t count, float* scores,
     for (int64_t start = 0; start < count; start += CHUNK_KEYS) {
         const int64_t size = std::min(CHUNK_KEYS, count - start);
         find_entries(step.batch, step.pages, tile.row, start, size, keys);
-        score_chunk(step, tile.first, tile.last - tile.first, keys, size, scores + start, stride);
+        score_keys(step.queries, tile.first, tile.last - tile.first, keys, size, scores + start, stride);
     }
 }
 
@@ -112,7 +60,7 @@ void score_list(const Step& step, int64_t row, int64_t token, const int32_t* lis
     for (int64_t start = 0; start < count; start += CHUNK_KEYS) {
         const int64_t size = std::min(CHUNK_KEYS, count - start);
         for (int64_t k = 0; k < size; ++k) keys[k] = find_entry(step.batch, step.pages, row, list[start + k]);
-        score_chunk(step, token, 1, keys, size, scores + start, 0);
+        score_keys(step.queries, token, 1, keys, size, scores + start, 0);
     }
 }
 
@@ -148,14 +96,16 @@ void fill_list(const int32_t* list, int64_t size, int64_t count, int32_t* out) {
 }
 
 void select_among_candidates(const Step& step, int64_t row, int64_t token, int64_t visible, int64_t count,
-                             int32_t* out) {
+                             const float* all, int32_t* out) {
     const int64_t room = std::min(step.num_candidates * step.indexer.candidate_size, visible);
     int32_t* list = scratch<ListBuffer, int32_t>(room + count + 1);
     int32_t* best = list + room;
     const int64_t size = candidate_entries(step, token, visible, list);
     if (size <= count) return fill_list(list, size, count, out);
-    float* scores = scratch<ScoreBuffer>(size + PANEL_ROWS);
-    score_list(step, row, token, list, size, scores);
+    float* scores = scratch<ListScores>(size + PANEL_ROWS);
+    if (all)
+        for (int64_t i = 0; i < size; ++i) scores[i] = all[list[i]];
+    else score_list(step, row, token, list, size, scores);
     top_indices(orders_of(scores, size), size, count, best);
     for (int64_t i = 0; i < count; ++i) out[i] = list[best[i]];
 }
@@ -201,27 +151,35 @@ bool needs_scores(const Indexer& indexer, int64_t visible) {
            (indexer.keeps_candidates && visible > indexer.candidate_blocks * indexer.candidate_size);
 }
 
+// Whether it takes less time to score all `most` entries for the tokens of a tile together than each token's candidates.
+bool is_dense(const Step& step, int64_t tokens, int64_t most) {
+    const int64_t worth = step.queries.tile_q ? 8 : 2;  // keys scored together in the time of unpacking one for a token
+    return most <= std::min(worth, tokens / 2) * step.num_candidates * step.indexer.candidate_size;
+}
+
 void select_tile(const Step& step, const Tile& tile) {
-    const bool uses_candidates = step.candidates && !step.indexer.keeps_candidates;
     const int64_t most = step.num_visible(tile.position + tile.last - tile.first - 1);
     const int64_t stride = (most + PANEL_ROWS - 1) / PANEL_ROWS * PANEL_ROWS;
+    const bool uses_candidates = step.candidates && !step.indexer.keeps_candidates;
     float* scores = nullptr;
-    if (!uses_candidates && needs_scores(step.indexer, most)) {
+    if (needs_scores(step.indexer, most) && (!uses_candidates || is_dense(step, tile.last - tile.first, most))) {
         scores = scratch<ScoreBuffer>((tile.last - tile.first) * stride);
         score_all(step, tile, most, scores, stride);
     }
     for (int64_t token = tile.first; token < tile.last; ++token) {
         const int64_t visible = step.num_visible(tile.position + token - tile.first);
         const int64_t count = std::min(step.indexer.top_k, visible);
+        const float* own = scores ? scores + (token - tile.first) * stride : nullptr;
         if (uses_candidates && visible > count)
-            select_among_candidates(step, tile.row, token, visible, count, step.entries + token * step.num_entries);
-        else select_from(step, token, visible, scores ? scores + (token - tile.first) * stride : nullptr);
+            select_among_candidates(step, tile.row, token, visible, count, own,
+                                    step.entries + token * step.num_entries);
+        else select_from(step, token, visible, own);
     }
 }
 
 // Rotated and rounded queries, and head weights.
 void prepare_queries(const Indexer& indexer, const Batch& batch, const float* x, int64_t stride, const float* low_rank,
-                     float* q, float* weights) {
+                     float* q, uint16_t* tile_q, float* weights) {
     const int64_t heads = indexer.heads, dim = indexer.dim, tokens = batch.num_tokens;
     const float scale = 1.0f / std::sqrt(static_cast<float>(dim * heads));
     gemm(low_rank, tokens, indexer.wq_b.columns, indexer.wq_b, q, heads * dim);
@@ -235,7 +193,8 @@ void prepare_queries(const Indexer& indexer, const Batch& batch, const float* x,
                 float* one = q + (token * heads + head) * dim;
                 rotate(one, dim, turn);
                 pack_index(one, dim, packed);
-                unpack_index(packed, dim, one);
+                if (tile_q) unpack_index(packed, dim, tile_q + (token * heads + head) * dim);
+                else unpack_index(packed, dim, one);
                 weights[token * heads + head] *= scale;
             }
         }
@@ -254,15 +213,18 @@ EXPORT void select_entries(const Indexer* indexer, const float* x, int64_t strid
                            int64_t num_kept) {
     const int64_t tokens = batch->num_tokens, most = (max_position + 1) / indexer->ratio;
     float *q = nullptr, *weights = nullptr;
+    uint16_t* tile_q = nullptr;
     std::fill(entries, entries + tokens * num_entries, -1);
     std::fill(kept, kept + tokens * num_kept, -1);
     if (needs_scores(*indexer, most)) {
         q = scratch<QueryBuffer>(tokens * indexer->heads * indexer->dim);
         weights = scratch<WeightBuffer>(tokens * indexer->heads);
-        prepare_queries(*indexer, *batch, x, stride, low_rank, q, weights);
+        const int64_t rows = tokens * indexer->heads + TILE_ROWS;
+        if (uses_tiles()) tile_q = scratch<TileQueryBuffer, uint16_t>(rows * indexer->dim);
+        prepare_queries(*indexer, *batch, x, stride, low_rank, q, tile_q, weights);
     }
-    const Step step{*indexer, *batch, *pages, q,           weights,  candidates, num_candidates,
-                    entries,  kept,   num_entries, num_kept, most};
+    const Step step{*indexer,       *batch,  *pages, {*indexer, q, weights, tile_q}, candidates,
+                    num_candidates, entries, kept,   num_entries, num_kept, most};
     const int64_t size = std::clamp<int64_t>(TILE_SCORES / std::max<int64_t>(most, 1), 1, TILE_TOKENS);
     const auto tiles = tiles_of(*batch, size);
     parallel(static_cast<int64_t>(tiles.size()), 1, [&](int64_t begin, int64_t end) {

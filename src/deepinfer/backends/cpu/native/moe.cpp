@@ -10,6 +10,7 @@
 #include "round.h"
 #include "scratch.h"
 #include "threads.h"
+#include "tile_products.h"
 #include "vector.h"
 
 namespace deepinfer {
@@ -21,6 +22,7 @@ constexpr int64_t SHARED_ROWS = 256;  // up to here all threads work on each exp
 
 struct ScoreScratch;
 struct InputScratch;
+struct TokenScratch;
 struct InnerScratch;
 struct HiddenScratch;
 struct ShareScratch;
@@ -44,11 +46,13 @@ void score(const Router& router, float* logits, int64_t count) {
         for (int64_t e = 0; e < count; ++e) logits[e] /= total;
         return;
     }
-    for (int64_t e = 0; e < count; ++e) {
-        const float x = logits[e];
-        if (router.scoring == SIGMOID) logits[e] = 1.0f / (1.0f + std::exp(-x));
-        else logits[e] = std::sqrt(x > 20.0f ? x : std::log1p(std::exp(x)));
+    for (int64_t e = 0; e < count; e += LANES) {
+        const Vec x = load(logits + e, count - e);
+        const Vec plain = select(x > 20.0f, x, log_one_plus(exponential(at_most(x, splat(20.0f)))));
+        store(logits + e, router.scoring == SIGMOID ? sigmoid(x) : plain, count - e);
     }
+    if (router.scoring == SQRT_SOFTPLUS)
+        for (int64_t e = 0; e < count; ++e) logits[e] = std::sqrt(logits[e]);
 }
 
 // The best by score + bias, ties to the lower expert; `ranked` [experts] is overwritten.
@@ -72,7 +76,7 @@ void choose(const Router& router, const float* scores, const float* bias, float*
     }
 }
 
-// Rows of one expert: x [rows, width] -> out [rows, hidden]; share [rows], null = 1.
+// Rows of one expert: x [rows, width] -> out [rows, hidden]; share [rows], null = 1; places as in a Product.
 struct Feed {
     const Matrix *gate_up, *down;
     const float* x;
@@ -80,6 +84,7 @@ struct Feed {
     const float* share;
     float* out;
     bool is_rounded;  // x is, if the matrices want it
+    const int32_t* places;
 };
 
 // out = down(swiglu(gate_up x) * share) for experts of one size.
@@ -93,7 +98,7 @@ void feed_all(const Feed* feeds, int64_t count, float limit) {
     for (int64_t i = 0, row = 0; i < count; row += feeds[i++].rows) {
         const Feed& one = feeds[i];
         products[i] = {one.x, one.rows, one.stride, one.gate_up, both + row * 2 * inner, 2 * inner,
-                       one.is_rounded};
+                       one.is_rounded, one.places};
         products[count + i] = {kept + row * inner, one.rows, inner, one.down, one.out, hidden};
     }
     gemm_all(products, count);
@@ -150,18 +155,22 @@ void feed_stretches(const Experts& experts, const Stretch* stretches, int64_t co
                     int64_t stride, const float* share, int64_t k, float* outputs, const Feed* beside) {
     const int64_t width = experts.gate_up->columns, hidden = experts.down->rows;
     const int64_t begin = stretches[0].first, rows = stretches[count - 1].last - begin;
-    float* inputs = scratch<InputScratch>(rows * width);
+    const bool is_gathered = !is_tiled(*experts.gate_up);
+    float* inputs = is_gathered ? scratch<InputScratch>(rows * width) : nullptr;
+    int32_t* tokens = scratch<TokenScratch, int32_t>(rows);
     float* shares = scratch<ShareScratch>(rows);
     for (int64_t i = 0; i < rows; ++i) {
         const int64_t pair = order.pairs[begin + i];
-        std::copy_n(x + pair / k * stride, width, inputs + i * width);
-        shares[i] = share[pair];
+        tokens[i] = static_cast<int32_t>(pair / k), shares[i] = share[pair];
+        if (is_gathered) std::copy_n(x + tokens[i] * stride, width, inputs + i * width);
     }
     Feed* feeds = scratch<FeedScratch, Feed>(count + 1);
     for (int64_t i = 0; i < count; ++i) {
         const Stretch& one = stretches[i];
-        feeds[i] = {&experts.gate_up[one.expert], &experts.down[one.expert], inputs + (one.first - begin) * width,
-                    one.last - one.first, width, shares + one.first - begin, outputs + one.first * hidden, true};
+        const int64_t first = one.first - begin;
+        feeds[i] = {&experts.gate_up[one.expert], &experts.down[one.expert], is_gathered ? inputs + first * width : x,
+                    one.last - one.first, is_gathered ? width : stride, shares + first, outputs + one.first * hidden,
+                    true, is_gathered ? nullptr : tokens + first};
     }
     if (beside) feeds[count] = *beside;
     feed_all(feeds, count + (beside ? 1 : 0), experts.limit);
@@ -200,8 +209,11 @@ bool feed_routed(const Experts& experts, const float* x, int64_t stride, const i
     }
     parallel(tokens, GRAIN, [=](int64_t first, int64_t last) {
         for (int64_t t = first; t < last; ++t) {
-            std::fill(out + t * hidden, out + (t + 1) * hidden, 0.0f);
-            for (int64_t i = 0; i < k; ++i) add(out + t * hidden, outputs + places[t * k + i] * hidden, hidden);
+            for (int64_t h = 0; h < hidden; h += LANES) {
+                Vec total{};
+                for (int64_t i = 0; i < k; ++i) total += load(outputs + places[t * k + i] * hidden + h, hidden - h);
+                store(out + t * hidden + h, total, hidden - h);
+            }
         }
     });
     return true;
@@ -219,7 +231,7 @@ int64_t all_experts(const Experts& experts, const Experts& shared, const float* 
                     const int32_t* chosen, const float* share, int64_t tokens, int64_t k, float* out) {
     const int64_t hidden = experts.down->rows;
     float* routed = scratch<SumScratch>(tokens * hidden);
-    const Feed feed{shared.gate_up, shared.down, x, tokens, stride, nullptr, out, false};
+    const Feed feed{shared.gate_up, shared.down, x, tokens, stride, nullptr, out, false, nullptr};
     const bool is_beside = tokens * k <= SHARED_ROWS && tokens * k > 0 && is_of_size(shared, experts);
     if (!feed_routed(experts, x, stride, chosen, share, tokens, k, routed, is_beside ? &feed : nullptr)) return 1;
     if (is_beside) add(out, routed, tokens * hidden);
@@ -262,7 +274,7 @@ EXPORT void shared_expert(const Experts* expert, const float* x, int64_t stride,
     const int64_t hidden = expert->down->rows;
     for (int64_t t = 0; t < tokens; t += CHUNK) {
         const Feed feed{expert->gate_up, expert->down, x + t * stride, std::min(CHUNK, tokens - t),
-                        stride,          nullptr,      out + t * hidden,         false};
+                        stride,          nullptr,      out + t * hidden,         false, nullptr};
         feed_all(&feed, 1, expert->limit);
     }
     parallel(tokens, GRAIN, [=](int64_t first, int64_t last) {

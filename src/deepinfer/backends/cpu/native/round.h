@@ -6,42 +6,38 @@
 
 namespace deepinfer {
 
-// Nearest e4m3 numbers, ties to even, of numbers up to 448 in size.
+constexpr int ROUND_VECS = 32 / LANES;  // vectors of a block that shares a power of two
+
+// Nearest e4m3 numbers, ties to even, of numbers up to 448 in size; what is rounded to 0 is not negative.
 inline Vec nearest_e4m3(Vec x) {
-    const VecInt all = bits(x), size = all & 0x7fffffff;
-    const Vec magic = splat(16384.0f);  // the unit of its last place is the smallest e4m3 number
-    const VecInt subnormal = bits((bits(size) + magic) - magic);
-    const VecInt normal = (size + (size >> 20 & 1) + 0x7ffff) & ~0xfffff;  // 3 bits behind the leading one stay
-    return bits(select_int(size < (121 << 23), subnormal, normal) | (all & INT32_MIN));
+    const VecInt power = maximum(bits(x) & 0x7f800000, splat_int(121 << 23));  // below are subnormal numbers
+    // The unit of its last place is an eighth of the power. Unsigned, since NaN passes here too.
+    const Vec magic = bits((VecInt)((VecUnsigned)power + ((20u << 23) + (1u << 22))));
+    return (x + magic) - magic;
 }
 
-// x [count], a multiple of 32, to `rounded`, which may be x. A block with NaN or infinity becomes NaN.
+// 32 numbers. A block with NaN or infinity becomes NaN.
+inline void round_block(const float* x, Vec (&rounded)[ROUND_VECS]) {
+    VecInt most = splat_int(0x38d1b717);  // 1e-4, the floor of a peak
+    for (int i = 0; i < ROUND_VECS; ++i) {
+        rounded[i] = load(x + i * LANES);
+        most = maximum(most, bits(rounded[i]) & 0x7fffffff);  // orders like the size, NaN above all
+    }
+    most = spread_largest(most);
+    const VecInt quotient = bits(bits(most) * (1.0f / 448.0f));
+    const VecInt power = (((quotient - 1) >> 23) + 1) << 23;  // the smallest power of two at or above it
+    const VecInt is_finite = most < 0x7f800000;
+    const Vec scale = select(is_finite, bits(power), splat(NAN));
+    const Vec inverse = bits(((254 << 23) - (power & is_finite)) & is_finite);
+    for (int i = 0; i < ROUND_VECS; ++i) rounded[i] = nearest_e4m3(rounded[i] * inverse) * scale;
+}
+
+// x [count], a multiple of 32, to `rounded`, which may be x.
 inline void round_fp8(const float* x, int64_t count, float* rounded) {
-    constexpr int SIZE = 32 / LANES;
     for (int64_t start = 0; start < count; start += 32) {
-        Vec part[SIZE];
-        VecInt most{};
-        for (int i = 0; i < SIZE; ++i) {
-            part[i] = load(x + start + i * LANES);
-            const VecInt size = bits(part[i]) & 0x7fffffff;  // orders like the size, NaN above all
-            most = select_int(size > most, size, most);
-        }
-        int32_t lanes[LANES], peak_bits = 0x38d1b717;  // 1e-4, the floor of a peak
-        std::memcpy(lanes, &most, sizeof lanes);
-        for (int32_t lane : lanes) peak_bits = lane > peak_bits ? lane : peak_bits;
-        float peak;
-        std::memcpy(&peak, &peak_bits, sizeof peak);
-        const float quotient = peak * (1.0f / 448.0f);
-        int32_t quotient_bits;
-        std::memcpy(&quotient_bits, &quotient, sizeof quotient);
-        const int32_t exponent = ((quotient_bits - 1) >> 23) + 1;  // of the smallest power of two at or above it
-        const bool is_finite = peak_bits < 0x7f800000;  // else the scale is NaN, and its inverse anything
-        const Vec scale = is_finite ? bits(splat_int(exponent << 23)) : splat(NAN);
-        const Vec inverse = bits(splat_int(is_finite ? (254 - exponent) << 23 : 0)), limit = splat(448.0f);
-        for (int i = 0; i < SIZE; ++i) {
-            const Vec scaled = minimum(maximum(part[i] * inverse, -limit), limit);
-            store(rounded + start + i * LANES, nearest_e4m3(scaled) * scale);
-        }
+        Vec block[ROUND_VECS];
+        round_block(x + start, block);
+        for (int i = 0; i < ROUND_VECS; ++i) store(rounded + start + i * LANES, block[i]);
     }
 }
 

@@ -1,6 +1,7 @@
 #include "tile_attention.h"
 
 #include "bf16.h"
+#include "decode.h"
 #include "scratch.h"
 
 namespace deepinfer {
@@ -37,39 +38,87 @@ void score_some(int64_t count, const uint16_t* query, const uint16_t* keys, int6
     score_tiles<T, N>(query, keys, dim, shares, heads);
 }
 
-// In both halves of 16 lanes the sums of the two.
-void add_halves(float* lanes) {
-    for (int i = 0; i < TILE_HEADS / 2; ++i) lanes[i] = lanes[i + TILE_HEADS / 2] = lanes[i] + lanes[i + TILE_HEADS / 2];
+// The lower or the upper halves of two lines of 16 lanes, one behind the other.
+Line lower_halves(const Line& a, const Line& b) {
+#if defined(__AVX512F__)
+    return {(Vec)_mm512_shuffle_f32x4((__m512)a.part[0], (__m512)b.part[0], 0x44)};
+#else
+    return {a.part[0], b.part[0]};
+#endif
 }
 
-// Words of lanes below 8 from `first`, of the others from `second`.
-void choose_halves(int64_t lane, VecInt first, VecInt second, void* to) {
-    VecInt number{};
-    for (int i = 0; i < LANES; ++i) number[i] = i;
-    const VecInt is_first = number + static_cast<int32_t>(lane) < TILE_HEADS / 2;
-    store(static_cast<float*>(to), bits(select_int(is_first, first, second)));
+Line upper_halves(const Line& a, const Line& b) {
+#if defined(__AVX512F__)
+    return {(Vec)_mm512_shuffle_f32x4((__m512)a.part[0], (__m512)b.part[0], 0xee)};
+#else
+    return {a.part[1], b.part[1]};
+#endif
 }
 
-// Shares of up to 32 keys and 16 heads as T tiles of their parts, a head in each row.
-template <int T>
+// `update_shares` for heads that lie twice: scores [count, 16] become shares [count / 2, 16], of two keys in each line.
+void update_twice(const Sums& sums, int64_t count, float* shares, float* decay) {
+    const Line before = load_line(sums.peak), none = splat_line(-INFINITY);
+    Line peak = before, total = load_line(sums.total);
+    for (int64_t k = 0; k < count; k += 2) {
+        const Line first = load_line(shares + k * TILE_HEADS);
+        const Line second = k + 1 < count ? load_line(shares + (k + 1) * TILE_HEADS) : none;
+        const Line low = lower_halves(first, second), high = upper_halves(first, second);
+        Line score;
+        for (int v = 0; v < VECS; ++v) {
+            score.part[v] = low.part[v] + high.part[v];
+            peak.part[v] = maximum(peak.part[v], score.part[v]);
+        }
+        store_line(shares + k / 2 * TILE_HEADS, score);
+    }
+    const Line low = lower_halves(peak, peak), high = upper_halves(peak, peak);
+    Line factor;
+    for (int v = 0; v < VECS; ++v) {
+        peak.part[v] = maximum(low.part[v], high.part[v]);
+        factor.part[v] = exponential(before.part[v] - peak.part[v]);
+        total.part[v] = total.part[v] * factor.part[v];
+    }
+    for (int64_t line = 0; line < (count + 1) / 2; ++line)
+        for (int v = 0; v < VECS; ++v) {
+            float* share = shares + line * TILE_HEADS + v * LANES;
+            const Vec value = exponential(load(share) - peak.part[v]);
+            store(share, value);
+            total.part[v] += value;
+        }
+    store_line(sums.peak, peak);
+    store_line(decay, factor);
+    store_line(sums.total, total);
+}
+
+// Shares of up to 32 keys and 16 heads as tiles of their parts, a head in each row.
 void make_share_tiles(const float* shares, int64_t heads, int64_t count, uint16_t* tiles) {
-    alignas(64) int32_t words[T][PAIRS][TILE_HEADS];
+    alignas(64) int32_t words[PARTS][PAIRS][TILE_HEADS];
     for (int64_t pair = 0; pair < PAIRS; ++pair)
         for (int64_t head = 0; head < TILE_HEADS; head += LANES) {
             Vec even = 2 * pair < count ? load(shares + 2 * pair * heads + head) : Vec{};
             Vec odd = 2 * pair + 1 < count ? load(shares + (2 * pair + 1) * heads + head) : Vec{};
-            VecInt parts[PARTS];
             for (int64_t part = 0; part < PARTS; ++part)
-                parts[part] = (take_part(even) >> 16 & splat_int(0xffff)) | take_part(odd);
-            if constexpr (T == PARTS) {
-                for (int part = 0; part < T; ++part)
-                    store(reinterpret_cast<float*>(&words[part][pair][head]), bits(parts[part]));
-            } else {
-                choose_halves(head, parts[0], parts[1], &words[0][pair][head]);
-                choose_halves(head, parts[2], VecInt{}, &words[1][pair][head]);
-            }
+                store(reinterpret_cast<float*>(&words[part][pair][head]),
+                      bits(lower_from_upper(take_part(even)) | take_part(odd)));
         }
-    for (int part = 0; part < T; ++part) transpose_words(words[part], tiles + part * TILE_NUMBERS);
+    for (int part = 0; part < PARTS; ++part) transpose_words(words[part], tiles + part * TILE_NUMBERS);
+}
+
+// The same for heads that lie twice, from shares of `update_twice`: two tiles.
+void make_twice_tiles(const float* shares, int64_t count, uint16_t* tiles) {
+    alignas(64) float words[2][PAIRS][TILE_HEADS];
+    for (int64_t pair = 0; pair < PAIRS; ++pair) {
+        Line left = 2 * pair < count ? load_line(shares + pair * TILE_HEADS) : zero_line(), parts[PARTS + 1];
+        for (int part = 0; part < PARTS; ++part)
+            for (int v = 0; v < VECS; ++v) parts[part].part[v] = bits(take_part(left.part[v]));
+        parts[PARTS] = zero_line();
+        for (int tile = 0; tile < 2; ++tile) {
+            const Line even = lower_halves(parts[2 * tile], parts[2 * tile + 1]);
+            const Line odd = upper_halves(parts[2 * tile], parts[2 * tile + 1]);
+            for (int v = 0; v < VECS; ++v)
+                store(&words[tile][pair][v * LANES], bits(lower_from_upper(bits(even.part[v])) | bits(odd.part[v])));
+        }
+    }
+    for (int tile = 0; tile < 2; ++tile) transpose_words(words[tile], tiles + tile * TILE_NUMBERS);
 }
 
 // Where the pairs of keys of a tile of 32 lie: `stride` numbers apart.
@@ -80,8 +129,10 @@ struct PairRows {
 
 // result[16 heads][N * 16 numbers] += shares of `blocks` times 32 keys * keys
 template <int T, int N>
-void add_tiles(const uint16_t* shares, const PairRows* pairs, int64_t blocks, float* result, int64_t dim) {
-    each<N>([&](auto n) { tile_load<n>(result + n * 16, dim * 4); });
+void add_tiles(const uint16_t* shares, const PairRows* pairs, int64_t blocks, float* result, int64_t dim,
+               bool is_first) {
+    if (is_first) each<N>([&](auto n) { tile_zero<n>(); });
+    else each<N>([&](auto n) { tile_load<n>(result + n * 16, dim * 4); });
     for (int64_t block = 0; block < blocks; ++block, shares += T * TILE_NUMBERS) {
         each<T>([&](auto part) { tile_load<4 + part>(shares + part * TILE_NUMBERS, 64); });
         each<N>([&](auto n) {
@@ -112,7 +163,8 @@ int64_t find_pairs(const TileKeys& keys, int64_t first, int64_t count, PairRows*
 
 // Fold in keys by queries and shares of T tiles for 16 heads each.
 template <int T>
-void fold(const TileQuery& query, const Sums& sums, const TileKeys& keys, int64_t first, int64_t count) {
+void fold(const TileQuery& query, const Sums& sums, const TileKeys& keys, int64_t first, int64_t count,
+          bool is_first) {
     const int64_t heads = query.heads, dim = query.dim;
     float* shares = scratch<ShareScratch>((TILE_KEYS + 16) * heads);
     float* decay = scratch<DecayScratch>(heads);
@@ -122,34 +174,33 @@ void fold(const TileQuery& query, const Sums& sums, const TileKeys& keys, int64_
         for (int64_t k = 0; k < count; k += NUM_SUM_TILES * 16)
             score_some<T, NUM_SUM_TILES>((count - k + 15) / 16, query.tiles + group / TILE_HEADS * (dim / WIDTH) * T * TILE_NUMBERS,
                                          keys.rows + (first + k) * dim, dim, shares + k * heads + group, heads);
-    for (int64_t k = 0; T < PARTS && k < count; ++k) add_halves(shares + k * heads);
-    update_shares(sums, heads, count, shares, decay);
+    if constexpr (T < PARTS) update_twice(sums, count, shares, decay);
+    else update_shares(sums, heads, count, shares, decay);
     const int64_t blocks = find_pairs(keys, first, count, pairs);
     for (int64_t group = 0; group < heads; group += TILE_HEADS) {
-        for (int64_t block = 0; block < blocks; ++block)
-            make_share_tiles<T>(shares + block * WIDTH * heads + group, heads, count - block * WIDTH,
-                                tiles + block * T * TILE_NUMBERS);
+        for (int64_t block = 0; block < blocks; ++block) {
+            uint16_t* to = tiles + block * T * TILE_NUMBERS;
+            const int64_t left = count - block * WIDTH;
+            if constexpr (T < PARTS) make_twice_tiles(shares + block * PAIRS * TILE_HEADS, left, to);
+            else make_share_tiles(shares + block * WIDTH * heads + group, heads, left, to);
+        }
         float* result = sums.result + group * dim;
-        for (int64_t head = 0; head < TILE_HEADS; ++head)
+        for (int64_t head = 0; head < TILE_HEADS && !is_first; ++head)
             for (int64_t i = 0; i < dim; i += LANES)
                 store(result + head * dim + i, load(result + head * dim + i) * decay[group + head]);
         for (int64_t i = 0; i < dim; i += 64) {
             for (int64_t block = 0; block < blocks; ++block) here[block] = {pairs[block].first + 2 * i, pairs[block].stride};
-            if (i + 64 <= dim) add_tiles<T, 4>(tiles, here, blocks, result + i, dim);
-            else add_tiles<T, 2>(tiles, here, blocks, result + i, dim);
+            if (i + 64 <= dim) add_tiles<T, 4>(tiles, here, blocks, result + i, dim, is_first);
+            else add_tiles<T, 2>(tiles, here, blocks, result + i, dim, is_first);
         }
     }
 }
 
 }  // namespace
 
-void TileKeys::add(const uint8_t* packed, Unpack unpack, int64_t number) const {
-    float* key = scratch<TileKeys>(dim);
-    unpack(packed, dim, key);
-    uint16_t* row = rows + number * dim;
-    split_bf16(key, dim, 1, 0, row);
-    const int64_t before = number - 1;
-    if (before >= 0 && before % step == 0) pair_rows(row - dim, row, dim, pairs + before / step * 2 * dim);
+void TileKeys::pair(int64_t count) const {
+    uint16_t* to = pairs;
+    for (int64_t k = 0; k + 1 < count; k += step, to += 2 * dim) pair_rows(row(k), row(k + 1), dim, to);
 }
 
 TileQuery::TileQuery(const float* query, int64_t num_heads, int64_t padded_heads, int64_t key_dim, float scale)
@@ -176,9 +227,10 @@ TileQuery::TileQuery(const float* query, int64_t num_heads, int64_t padded_heads
         }
 }
 
-void fold_tiles(const TileQuery& query, const Sums& sums, const TileKeys& keys, int64_t first, int64_t count) {
-    if (query.is_twice) fold<2>(query, sums, keys, first, count);
-    else fold<PARTS>(query, sums, keys, first, count);
+void fold_tiles(const TileQuery& query, const Sums& sums, const TileKeys& keys, int64_t first, int64_t count,
+                bool is_first) {
+    if (query.is_twice) fold<2>(query, sums, keys, first, count, is_first);
+    else fold<PARTS>(query, sums, keys, first, count, is_first);
 }
 
 }  // namespace deepinfer

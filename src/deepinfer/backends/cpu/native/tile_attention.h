@@ -2,7 +2,8 @@
 //
 // Sixteen heads fill a tile, and each of the three parts is a tile of its own. Up to eight heads lie there twice: the
 // largest parts in the first half of a tile and the next ones in the second, the smallest in a tile whose second half is
-// zero. Scores are the sums of both halves, in both; results stay apart until the last key is in.
+// zero. Scores are the sums of both halves; results stay apart until the last key is in. Shares of two keys lie in the
+// two halves of 16 lanes, so totals are those of the even and of the odd keys until the last one is in.
 
 #pragma once
 
@@ -28,8 +29,8 @@ struct TileKeys {
     TileKeys(uint16_t* memory, int64_t count, int64_t key_dim, int64_t pair_step)
         : rows(memory), pairs(memory + (count + 16) * key_dim), dim(key_dim), step(pair_step) {}
 
-    // Key `number`, after those before it.
-    void add(const uint8_t* packed, Unpack unpack, int64_t number) const;
+    uint16_t* row(int64_t number) const { return rows + number * dim; }
+    void pair(int64_t count) const;  // once the first `count` rows are there
 };
 
 inline bool lies_twice(int64_t num_heads) { return num_heads <= TILE_HEADS / 2; }
@@ -43,7 +44,9 @@ struct TileQuery {
     TileQuery(const float* query, int64_t num_heads, int64_t padded_heads, int64_t key_dim, float scale);
 };
 
-// Fold in keys first .. first + count - 1; `first` is a multiple of the keys' step. A TileUse of 16 rows is alive.
-void fold_tiles(const TileQuery& query, const Sums& sums, const TileKeys& keys, int64_t first, int64_t count);
+// Fold in keys first .. first + count - 1; `first` is a multiple of the keys' step. A TileUse of 16 rows is alive. The
+// first keys of `sums` begin its result.
+void fold_tiles(const TileQuery& query, const Sums& sums, const TileKeys& keys, int64_t first, int64_t count,
+                bool is_first);
 
 }  // namespace deepinfer

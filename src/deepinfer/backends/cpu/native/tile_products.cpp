@@ -41,30 +41,34 @@ Left left_of(const Matrix& matrix, int64_t rows) {
     return {nullptr, rows, (matrix.columns + BLOCK - 1) / BLOCK, matrix.rounds ? 1 : PARTS};
 }
 
+// Numbers start .. start + 31 of a row, rounded or not, zeros behind the last column.
+inline void read_block(const float* row, int64_t start, int64_t columns, bool rounds, Vec (&values)[SPLIT_VECS]) {
+    if (rounds) return round_block(row + start, values);
+    for (int i = 0; i < SPLIT_VECS; ++i) {
+        const int64_t left = columns - start - i * LANES;
+        values[i] = left > 0 ? load(row + start + i * LANES, left) : Vec{};
+    }
+}
+
 // Tile `number` of the rows.
-void make_tile(const float* x, int64_t stride, int64_t columns, bool rounds, const Left& left, int64_t number,
-               uint16_t* tiles) {
+void make_tile(const Product& product, const Left& left, int64_t number, uint16_t* tiles) {
+    const int64_t columns = product.matrix->columns;
+    const bool rounds = product.matrix->rounds && !product.is_rounded;
     uint16_t* tile = tiles + number * left.tile_numbers();
     const int64_t rows = std::min<int64_t>(TILE_ROWS, left.rows - number * TILE_ROWS);
     if (rows < TILE_ROWS && left.num_tiles() > 1) std::fill(tile, tile + left.tile_numbers(), uint16_t{0});
     for (int64_t row = 0; row < rows; ++row) {
-        const float* from = x + (number * TILE_ROWS + row) * stride;
+        const int64_t place = number * TILE_ROWS + row;
+        const float* from = product.x + (product.places ? product.places[place] : place) * product.stride;
         for (int64_t block = 0; block < left.blocks; ++block) {
-            float values[BLOCK];
-            const int64_t start = block * BLOCK, count = std::min<int64_t>(BLOCK, columns - start);
-            const float* ready = from + start;
-            if (rounds) round_fp8(ready, BLOCK, values), ready = values;
-            else if (count < BLOCK) {
-                std::copy_n(ready, count, values);
-                std::fill(values + count, values + BLOCK, 0.0f);
-                ready = values;
-            }
+            Vec values[SPLIT_VECS];
+            read_block(from, block * BLOCK, columns, rounds, values);
             if (left.is_few()) {
                 auto* to = reinterpret_cast<float*>(tiles) + (block * left.parts * rows + row) * BLOCK;
-                split_few(ready, left.parts, rows * BLOCK, to);
+                split_few(values, left.parts, rows * BLOCK, to);
             } else {
                 uint16_t* to = tile + (block * left.parts * TILE_ROWS + row) * BLOCK;
-                split_bf16(ready, BLOCK, left.parts, TILE_ROWS * BLOCK, to);
+                split_block(values, left.parts, TILE_ROWS * BLOCK, to);
             }
         }
     }
@@ -157,9 +161,59 @@ void multiply_panels(const Left& left, const Matrix& matrix, float* out, int64_t
     }
 }
 
+// Whether each tile of rows meets so few panels that it is made for them alone, a block at a time.
+bool is_narrow(const Product& product) {
+    return product.num_rows > FEW_ROWS && product.matrix->format == TILED_BF16 &&
+           num_panels(*product.matrix) <= MAX_PANELS;
+}
+
+// Tiles first .. last - 1 of the rows with all P panels.
+template <int P>
+void multiply_narrow(const Product& product, int64_t first, int64_t last) {
+    alignas(64) uint16_t parts[PARTS * TILE_ROWS * BLOCK];
+    const Matrix& matrix = *product.matrix;
+    const Left left = left_of(matrix, product.num_rows);
+    const auto* panels = static_cast<const uint8_t*>(matrix.values);
+    const bool rounds = matrix.rounds && !product.is_rounded;
+    const TileUse use(TILE_ROWS);
+    for (int64_t tile = first; tile < last; ++tile) {
+        const int64_t row = tile * TILE_ROWS, rows = std::min<int64_t>(TILE_ROWS, left.rows - row);
+        if (rows < TILE_ROWS) std::fill_n(parts, PARTS * TILE_ROWS * BLOCK, uint16_t{0});
+        each<P>([](auto p) { tile_zero<p>(); });
+        for (int64_t block = 0; block < left.blocks; ++block) {
+            for (int64_t r = 0; r < rows; ++r) {
+                Vec values[SPLIT_VECS];
+                read_block(product.x + (row + r) * product.stride, block * BLOCK, matrix.columns, rounds, values);
+                split_block(values, left.parts, TILE_ROWS * BLOCK, parts + r * BLOCK);
+            }
+            for (int64_t part = 0; part < left.parts; ++part) {
+                tile_load<4>(parts + part * TILE_ROWS * BLOCK, 64);
+                each<P>([&](auto p) {
+                    tile_load<6 + p % 2>(panels + (p * left.blocks + block) * TILE_BYTES, 64);
+                    tile_multiply<p, 4, 6 + p % 2>();
+                });
+            }
+        }
+        each<P>([&](auto p) {
+            float* to = product.out + row * product.out_stride + p * PANEL;
+            put<p>({to, product.out_stride, rows, matrix.rows - p * PANEL}, rows == TILE_ROWS);
+        });
+    }
+}
+
+template <int P = MAX_PANELS>
+void multiply_narrow_by(const Product& product) {
+    if constexpr (P > 1) {
+        if (num_panels(*product.matrix) < P) return multiply_narrow_by<P - 1>(product);
+    }
+    parallel((product.num_rows + TILE_ROWS - 1) / TILE_ROWS, 1,
+             [&](int64_t first, int64_t last) { multiply_narrow<P>(product, first, last); });
+}
+
 }  // namespace
 
 void tiled_gemm_all(const Product* products, int64_t count) {
+    if (count == 1 && is_narrow(*products)) return multiply_narrow_by(*products);
     struct Job {
         int64_t product, tile;
     };
@@ -180,8 +234,7 @@ void tiled_gemm_all(const Product* products, int64_t count) {
     parallel(num_jobs, ROW_GRAIN, [=](int64_t first, int64_t last) {
         for (const Job* job = jobs + first; job < jobs + last; ++job) {
             const Product& one = products[job->product];
-            make_tile(one.x, one.stride, one.matrix->columns, one.matrix->rounds && !one.is_rounded, lefts[job->product],
-                      job->tile, const_cast<uint16_t*>(lefts[job->product].tiles));
+            make_tile(one, lefts[job->product], job->tile, const_cast<uint16_t*>(lefts[job->product].tiles));
         }
     });
     parallel(count && size ? num_panels(*products->matrix) : 0, 1, [=](int64_t first, int64_t last) {
@@ -196,8 +249,8 @@ void tiled_gemm_panels(const float* x, int64_t num_rows, int64_t stride, const M
     if (!num_rows) return;
     Left left = left_of(matrix, num_rows);
     uint16_t* tiles = scratch<Left, uint16_t>(left.num_tiles() * left.tile_numbers());
-    for (int64_t tile = 0; tile < left.num_tiles(); ++tile)
-        make_tile(x, stride, matrix.columns, false, left, tile, tiles);
+    const Product product{x, num_rows, stride, &matrix, out, out_stride, true};
+    for (int64_t tile = 0; tile < left.num_tiles(); ++tile) make_tile(product, left, tile, tiles);
     left.tiles = tiles;
     multiply_panels(left, matrix, out, out_stride, first, last);
 }

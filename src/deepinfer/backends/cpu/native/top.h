@@ -59,6 +59,17 @@ inline void top_indices(const int32_t* keys, int64_t n, int64_t count, int32_t* 
         out[found] = static_cast<int32_t>(i);
         found += keys[i] > threshold.key || is_tie;
     }
+#if defined(__AVX512F__)
+    __m512i places = _mm512_add_epi32(_mm512_set1_epi32(static_cast<int32_t>(i)),
+                                      _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
+    for (; i + LANES <= n && found + LANES <= count; i += LANES) {
+        const __m512i least = _mm512_set1_epi32(threshold.key);
+        const __mmask16 is_best = _mm512_cmpge_epi32_mask(_mm512_loadu_si512(keys + i), least);
+        _mm512_storeu_si512(out + found, _mm512_maskz_compress_epi32(is_best, places));
+        found += __builtin_popcount(is_best);
+        places = _mm512_add_epi32(places, _mm512_set1_epi32(LANES));
+    }
+#endif
     for (; i < n; ++i) {
         out[found] = static_cast<int32_t>(i);
         found += keys[i] >= threshold.key;

@@ -22,6 +22,7 @@ constexpr int LANES = 8;
 
 typedef float Vec __attribute__((vector_size(LANES * 4)));
 typedef int32_t VecInt __attribute__((vector_size(LANES * 4)));
+typedef uint32_t VecUnsigned __attribute__((vector_size(LANES * 4)));
 typedef int16_t VecShort __attribute__((vector_size(LANES * 4)));
 typedef float LooseVec __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
 typedef int32_t LooseVecInt __attribute__((vector_size(LANES * 4), aligned(1), may_alias));
@@ -49,11 +50,62 @@ inline Vec multiply_add(Vec a, Vec b, Vec c) {
 #endif
 }
 
-inline VecInt select_int(VecInt mask, VecInt yes, VecInt no) { return (mask & yes) | (~mask & no); }
-inline Vec select(VecInt mask, Vec yes, Vec no) { return bits(select_int(mask, bits(yes), bits(no))); }
-inline Vec maximum(Vec a, Vec b) { return select(a > b, a, b); }
-inline Vec minimum(Vec a, Vec b) { return select(a < b, a, b); }
-inline Vec at_most(Vec a, Vec limit) { return select(a > limit, limit, a); }  // NaN stays NaN
+inline VecInt select_int(VecInt mask, VecInt yes, VecInt no) { return mask ? yes : no; }
+inline Vec select(VecInt mask, Vec yes, Vec no) { return mask ? yes : no; }
+
+// a > b ? a : b, and a < b ? a : b.
+inline Vec maximum(Vec a, Vec b) {
+#if defined(__AVX512F__)
+    return (Vec)_mm512_max_ps((__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+    return (Vec)_mm256_max_ps((__m256)a, (__m256)b);
+#else
+    return select(a > b, a, b);
+#endif
+}
+
+inline Vec minimum(Vec a, Vec b) {
+#if defined(__AVX512F__)
+    return (Vec)_mm512_min_ps((__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+    return (Vec)_mm256_min_ps((__m256)a, (__m256)b);
+#else
+    return select(a < b, a, b);
+#endif
+}
+
+inline Vec at_most(Vec a, Vec limit) { return minimum(limit, a); }  // NaN stays NaN
+
+inline VecInt maximum(VecInt a, VecInt b) {
+#if defined(__AVX512F__)
+    return (VecInt)_mm512_max_epi32((__m512i)a, (__m512i)b);
+#elif defined(__AVX2__)
+    return (VecInt)_mm256_max_epi32((__m256i)a, (__m256i)b);
+#else
+    return select_int(a > b, a, b);
+#endif
+}
+
+// The largest lane in every lane.
+inline VecInt spread_largest(VecInt value) {
+#if defined(__AVX512F__)
+    __m512i all = (__m512i)value;
+    all = _mm512_max_epi32(all, _mm512_shuffle_i64x2(all, all, 0x4e));
+    all = _mm512_max_epi32(all, _mm512_shuffle_i64x2(all, all, 0xb1));
+    all = _mm512_max_epi32(all, _mm512_shuffle_epi32(all, (_MM_PERM_ENUM)0x4e));
+    return (VecInt)_mm512_max_epi32(all, _mm512_shuffle_epi32(all, (_MM_PERM_ENUM)0xb1));
+#elif defined(__AVX2__)
+    __m256i all = (__m256i)value;
+    all = _mm256_max_epi32(all, _mm256_permute2x128_si256(all, all, 1));
+    all = _mm256_max_epi32(all, _mm256_shuffle_epi32(all, 0x4e));
+    return (VecInt)_mm256_max_epi32(all, _mm256_shuffle_epi32(all, 0xb1));
+#else
+    int32_t most = value[0];
+    for (int i = 1; i < LANES; ++i) most = value[i] > most ? value[i] : most;
+    return splat_int(most);
+#endif
+}
+
 inline Vec absolute(Vec a) { return bits(bits(a) & splat_int(0x7fffffff)); }
 
 // Sum of the lanes, halves first.
@@ -92,6 +144,23 @@ inline Vec exponential(Vec x) {
     const Vec value = multiply_add(p, r * r, r) + 1.0f;
     const Vec scaled = bits(bits(value) + (bits(shifted) << 23));
     return select(is_tiny, Vec{}, select(x != x, x, scaled));
+}
+
+// log(1 + x) for 0 <= x < 2 ** 127, within 3 units of the last place; NaN for NaN. The polynomial is that of the Cephes
+// library's logf; what 1 + x was rounded by is brought in again.
+inline Vec log_one_plus(Vec x) {
+    const Vec whole = x + 1.0f;
+    const VecInt offset = bits(whole) - 0x3f3504f3;  // of the square root of a half
+    const Vec exponent = __builtin_convertvector(offset >> 23, Vec);
+    const Vec f = bits((offset & 0x7fffff) + 0x3f3504f3) - 1.0f, f2 = f * f;
+    const float terms[] = {-1.1514610310e-1f, 1.1676998740e-1f, -1.2420140846e-1f, 1.4249322787e-1f,
+                           -1.6668057665e-1f, 2.0000714765e-1f, -2.4999993993e-1f, 3.3333331174e-1f};
+    Vec p = splat(7.0376836292e-2f);
+    for (float term : terms) p = multiply_add(p, f, splat(term));
+    Vec low = p * f * f2 + (x - (whole - 1.0f)) / whole;
+    low = multiply_add(exponent, splat(-2.12194440e-4f), low);
+    low = multiply_add(f2, splat(-0.5f), low);
+    return select(x != x, x, multiply_add(exponent, splat(0.693359375f), f + low));
 }
 
 inline float exponential(float x) { return exponential(splat(x))[0]; }
