@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from deepinfer.backends.cuda.hopper.begin import begin
 from deepinfer.backends.cuda.hopper.matrices import Matrix
 from deepinfer.backends.cuda.hopper.numbers import multiply, to_bf16
 from deepinfer.backends.cuda.hopper.panels import Panels, quantise_panels
@@ -30,6 +31,7 @@ def matmul_kernel(
     TOKEN_TILE: tl.constexpr, ROW_TILE: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     """One tile of out [tokens, ROWS] = x [tokens, WIDTH] @ matrix [ROWS, WIDTH].T of one group."""
+    begin()
     group = tl.program_id(2).to(tl.int64)
     token = tl.program_id(0) * TOKEN_TILE + tl.arange(0, TOKEN_TILE)
     row = tl.program_id(1) * ROW_TILE + tl.arange(0, ROW_TILE)
@@ -116,6 +118,7 @@ def _launch(
     matmul_kernel[grid](
         x.values, x.scale, matrix.values, matrix.scale, out, num_tokens, *strides, *group_strides,
         ROWS=num_rows, WIDTH=width, HAS_SCALES=has_scales, IMPRECISE=128 if has_scales else 0, **options,
+        launch_pdl=True,
     )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from deepinfer.backends.cuda.hopper.begin import begin
 from deepinfer.backends.cuda.hopper.experts import Stack, expert_matmul, ordered, prepare_stack
 from deepinfer.backends.cuda.hopper.linear import linear
 from deepinfer.backends.cuda.hopper.matrices import Matrix, prepare_matrix
@@ -77,6 +78,7 @@ def route_kernel(
     EXPERTS: tl.constexpr, TILE: tl.constexpr, ACTIVE: tl.constexpr, ACTIVE_TILE: tl.constexpr,
     SCORING: tl.constexpr, NORMALIZE: tl.constexpr, HAS_IMAGES: tl.constexpr,
 ):  # fmt: skip
+    begin()
     token = tl.program_id(0).to(tl.int64)
     expert = tl.arange(0, TILE)
     is_expert = expert < EXPERTS
@@ -126,7 +128,7 @@ def route(x: Tensor, is_image: Tensor | None, router: Router) -> tuple[Tensor, T
         route_kernel[(num_tokens,)](
             logits, router.bias, router.bias_vl, images, chosen, share, router.scaling, router.temperature,
             num_experts, next_power_of_2(num_experts), k, next_power_of_2(k), router.scoring,
-            router.normalize, is_image is not None, num_warps=1,
+            router.normalize, is_image is not None, num_warps=1, launch_pdl=True,
         )  # fmt: skip
     return chosen, share
 
@@ -147,6 +149,7 @@ def prepare_experts(experts: ExpertWeights) -> Experts:
 def combine_kernel(
     pairs, of_pairs, out, WIDTH: tl.constexpr, ACTIVE: tl.constexpr, TILE: tl.constexpr, HAS_PLACES: tl.constexpr
 ):
+    begin()
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * TILE + tl.arange(0, TILE)
     total = tl.zeros([TILE], tl.float32)
@@ -181,7 +184,15 @@ def experts(x: Tensor, chosen: Tensor, share: Tensor, experts: Experts) -> Tenso
         pairs = expert_matmul(swiglu(both, share, experts.limit), experts.down, order, ends, 1)
     tile = min(1024, next_power_of_2(hidden))
     combine_kernel[(num_tokens, cdiv(hidden, tile))](
-        pairs, pairs if of_pairs is None else of_pairs, out, hidden, k, tile, of_pairs is not None, num_warps=4
+        pairs,
+        pairs if of_pairs is None else of_pairs,
+        out,
+        hidden,
+        k,
+        tile,
+        of_pairs is not None,
+        num_warps=4,
+        launch_pdl=True,
     )
     return out
 
@@ -194,6 +205,7 @@ def prepare_shared_expert(expert: ExpertWeights) -> SharedExpert:
 
 @triton.jit
 def add_kernel(a, b, out, num_numbers, TILE: tl.constexpr):
+    begin()
     at = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     is_here = at < num_numbers
     total = tl.load(a + at, mask=is_here) + tl.load(b + at, mask=is_here).to(tl.float32)
@@ -211,5 +223,7 @@ def shared_expert(x: Tensor, routed: Tensor, expert: SharedExpert) -> Tensor:
         own = linear(swiglu(both, None, expert.limit), down)
     out = torch.empty_like(own)
     if own.numel():
-        add_kernel[(cdiv(own.numel(), 1024),)](routed.contiguous(), own, out, own.numel(), 1024, num_warps=4)
+        add_kernel[(cdiv(own.numel(), 1024),)](
+            routed.contiguous(), own, out, own.numel(), 1024, num_warps=4, launch_pdl=True
+        )
     return out

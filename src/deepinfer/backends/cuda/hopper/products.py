@@ -1,4 +1,4 @@
-"""FP8 products on the matrix unit, by CUDA C++ (`native/products.cu`): packed matrices, and the launch.
+"""FP8 products on the matrix unit, by CUDA C++ (`native/*products.cu`): packed matrices, and the launch.
 
 A matrix is packed once: e4m3 or e2m1 codes in the order in which the matrix unit's registers want them, in chunks of 64
 rows and 128 columns that a bulk copy can bring. Results have the bits of Triton's products (`linear.py`, `experts.py`).
@@ -19,6 +19,7 @@ from deepinfer.backends.cuda.hopper.panels import STEP, TOKEN_TILE, Panels, Plac
 from deepinfer.backends.cuda.native import Kernel, load, num_multiprocessors
 
 SOURCE = Path(__file__).parent / "native" / "products.cu"
+FEW_SOURCE = SOURCE.with_name("few_products.cu")
 WIDTH_TILE, ROW_TILE = 256, 256  # to which matrices are padded
 E4M3_CHUNK, E2M1_CHUNK = 8192, 4352  # bytes of 64 rows of a step
 MAX_EXPERTS = 512
@@ -29,16 +30,17 @@ class Form(NamedTuple):
     """One of the two forms of the kernel: tiles of rows (of a cluster) and tokens, and its launch."""
 
     name: str
+    source: Path
     rows: int
     tokens: int
     threads: int
-    shared_bytes: int
-    blocks: int  # of a multiprocessor
     cluster: int
 
 
-MANY = Form("many", 256, TOKEN_TILE, 384, 220 * 1024, 1, 2)
-FEW = Form("few", 64, 64, 160, 112 * 1024, 2, 1)
+MANY = Form("many", SOURCE, 256, TOKEN_TILE, 384, 2)
+FEW = Form("few", FEW_SOURCE, 64, 64, 416, 1)
+SHARED_BYTES = 220 * 1024
+FEW_PAIRS = 48  # of an expert: as many and the usual spread fit a tile of the form for few
 
 
 class Packed(NamedTuple):
@@ -70,7 +72,7 @@ def can_pack(num_rows: int, num_experts: int, device: torch.device) -> bool:
 def kernel_for(chunk: int, form: Form, device: torch.device) -> Kernel | None:
     """The kernel for chunks of this many bytes; None where it cannot be built."""
     name = f"{form.name}_{'e4m3' if chunk == E4M3_CHUNK else 'e2m1'}"
-    return load(SOURCE, name, form.threads, form.shared_bytes, device.index or 0)
+    return load(form.source, name, form.threads, SHARED_BYTES, device.index or 0)
 
 
 def widening_for(device: torch.device) -> Kernel | None:
@@ -121,13 +123,12 @@ def products(panels: Panels, matrix: Packed, places: Places | None = None) -> Te
         return out
     if places and len(places.of_pairs) > WIDE_PAIRS * num_experts and matrix.chunks.numel() * 2 <= WIDE_BYTES:
         matrix = widened(matrix)
-    blocks = num_multiprocessors(device)
-    form = FEW if 4 * num_tiles(MANY, matrix, panels, places) <= blocks else MANY
+    form = form_for(matrix, panels, places)
     kernel = kernel_for(matrix.chunks.shape[-1], form, device)
     assert kernel is not None, "matrices are packed only where the kernel is"
     begins, ends = (places.begins, places.ends) if places else (None, None)
     kernel.launch(
-        (min(blocks * form.blocks, num_tiles(form, matrix, panels, places) * form.cluster), 1, 1),
+        (min(num_multiprocessors(device), num_tiles(form, matrix, panels, places) * form.cluster), 1, 1),
         (panels.codes, panels.scale, matrix.chunks, matrix.scale, out, begins, ends, num_experts, num_tokens,
          panels.size, matrix.num_rows, steps),
     )  # fmt: skip
@@ -145,6 +146,13 @@ def widened(matrix: Packed) -> Packed:
     chunks = torch.empty(*shape, E4M3_CHUNK, dtype=torch.uint8, device=device)
     kernel.launch((math.prod(shape), 1, 1), (matrix.chunks, chunks))
     return matrix._replace(chunks=chunks)
+
+
+def form_for(matrix: Packed, panels: Panels, places: Places | None) -> Form:
+    """The faster form; results are the same."""
+    is_few = (len(places.of_pairs) if places else panels.num_tokens) <= FEW_PAIRS * len(matrix.chunks)
+    leaves_idle = 4 * num_tiles(MANY, matrix, panels, places) <= num_multiprocessors(matrix.chunks.device)
+    return FEW if is_few or leaves_idle else MANY
 
 
 def num_tiles(form: Form, matrix: Packed, panels: Panels, places: Places | None) -> int:

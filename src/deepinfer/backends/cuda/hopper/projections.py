@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from deepinfer.backends.cuda.hopper.begin import begin
 from deepinfer.backends.cuda.hopper.linear import grouped_matmul, linear
 from deepinfer.backends.cuda.hopper.matrices import Matrix, prepare_matrix
 from deepinfer.backends.cuda.hopper.norm import Norm, prepare_norm, rms_norm
@@ -64,6 +65,7 @@ def split_down_kernel(
     RANK: tl.constexpr, WIDTH: tl.constexpr, ROPE: tl.constexpr, RANK_TILE: tl.constexpr, PAIRS: tl.constexpr,
 ):  # fmt: skip
     """One token: both norms, the rotation of the window vector and its packed row."""
+    begin()
     token = tl.program_id(0).to(tl.int64)
     both += token * (RANK + WIDTH)
     column = tl.arange(0, RANK_TILE)
@@ -111,7 +113,7 @@ def _split_down(x: Tensor, positions: Tensor, attention: Attention) -> tuple[Ten
             both, positions, attention.q_norm.weight, attention.q_norm.eps,
             attention.kv_norm.weight, attention.kv_norm.eps, attention.frequencies, low_rank, window_rows,
             rank, dim, 2 * len(attention.frequencies), next_power_of_2(rank), next_power_of_2(dim) // 2,
-            num_warps=4, enable_fp_fusion=False,
+            num_warps=4, enable_fp_fusion=False, launch_pdl=True,
         )  # fmt: skip
     return low_rank, window_rows
 

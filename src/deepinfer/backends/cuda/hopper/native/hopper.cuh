@@ -10,6 +10,12 @@ typedef long long i64;
 
 constexpr int GROUP = 128;  // threads that issue matrix instructions together
 
+// Waits for the kernel before this one to end; then the next one may start, and come as far as its own wait. So what a
+// kernel does before it must not write, nor read what the kernel before it wrote; those before that have ended.
+__device__ inline void begin() {
+    asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+}
+
 // ---- barriers, fences, matrix instructions
 
 __device__ inline void init(u32 barrier, int count) {
@@ -127,7 +133,7 @@ __device__ inline Four load(u32 at) {
 
 __device__ inline Four fetch(const void *at) {
     Four x;
-    asm volatile("ld.global.nc.v4.b32 {%0,%1,%2,%3}, [%4];" : "=r"(x.a), "=r"(x.b), "=r"(x.c), "=r"(x.d) : "l"(at));
+    asm volatile("ld.global.v4.b32 {%0,%1,%2,%3}, [%4];" : "=r"(x.a), "=r"(x.b), "=r"(x.c), "=r"(x.d) : "l"(at));
     return x;
 }
 
