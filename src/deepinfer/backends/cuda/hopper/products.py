@@ -39,7 +39,7 @@ class Form(NamedTuple):
 
 MANY = Form("many", SOURCE, 256, TOKEN_TILE, 384, 2)
 FEW = Form("few", FEW_SOURCE, 64, 64, 416, 1)
-SHARED_BYTES = 220 * 1024
+SHARED_BYTES = 222 * 1024
 FEW_PAIRS = 48  # of an expert: as many and the usual spread fit a tile of the form for few
 
 
@@ -121,9 +121,10 @@ def products(panels: Panels, matrix: Packed, places: Places | None = None) -> Te
     out = torch.empty(panels.size if places else num_tokens, matrix.num_rows, dtype=torch.bfloat16, device=device)
     if not num_tokens:
         return out
-    if places and len(places.of_pairs) > WIDE_PAIRS * num_experts and matrix.chunks.numel() * 2 <= WIDE_BYTES:
-        matrix = widened(matrix)
     form = form_for(matrix, panels, places)
+    is_wide = places and len(places.of_pairs) > WIDE_PAIRS * num_experts and form is MANY
+    if is_wide and matrix.chunks.numel() * 2 <= WIDE_BYTES:
+        matrix = widened(matrix)
     kernel = kernel_for(matrix.chunks.shape[-1], form, device)
     assert kernel is not None, "matrices are packed only where the kernel is"
     begins, ends = (places.begins, places.ends) if places else (None, None)

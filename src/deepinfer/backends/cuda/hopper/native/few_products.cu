@@ -2,8 +2,8 @@
 //
 // A block takes tiles of 64 rows and up to 64 tokens, two steps at a time: a unit. Three groups take units in turn, so the
 // products of three are under way. Sums go from group to group through shared memory, and each adds its own parts when
-// its turn comes: in the order of the steps, as everywhere. Rows of a dense matrix are on their way before the kernel
-// that makes the tokens has ended.
+// its turn comes: in the order of the steps, as everywhere. Rows are on their way before the kernel that makes the
+// tokens has ended; where tokens lie, one before that kernel wrote.
 
 #include "products.cuh"
 
@@ -11,7 +11,7 @@ constexpr int GROUPS = 3, TOKENS = 64, THREADS = GROUPS * GROUP + 32;
 
 template <class FORMAT> struct Shared {
     typedef FORMAT Format;
-    static constexpr int UNITS = 164 * 1024 / (2 * (TOKENS * STEP + Format::CHUNK));
+    static constexpr int UNITS = 172 * 1024 / (2 * (TOKENS * STEP + Format::CHUNK));
 
     u8 tokens[UNITS][2][TOKENS * STEP];
     u8 matrix[UNITS][2][Format::CHUNK];
@@ -121,7 +121,6 @@ template <class Own> __device__ inline void products(const Arguments &given) {
         }
         publish();
     }
-    if (given.begins) begin();  // who knows where tokens lie is the kernel before, or one before that
     if (threadIdx.x < 32) own.tiles.count(given, TOKENS);
     __syncthreads();
     int stretches = (given.num_rows + ROWS - 1) / ROWS, units = given.steps / 2, group = threadIdx.x / GROUP;

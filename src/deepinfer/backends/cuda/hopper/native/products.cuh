@@ -83,14 +83,14 @@ struct Tile {
 struct Tiles {
     int begins[MAX_EXPERTS], ends[MAX_EXPERTS], tile_ends[MAX_EXPERTS];
 
-    // By the first warp; tiles of this many tokens.
+    // By the first warp; tiles of this many tokens. Not from the first cache, which may be older than the kernel before.
     __device__ void count(const Arguments &given, int tokens) {
         int total = 0;
         for (int start = 0; start < given.num_experts; start += 32) {
             int expert = start + threadIdx.x, begin = 0, end = 0;
             if (expert < given.num_experts) {
-                begin = given.begins ? given.begins[expert] : 0;
-                end = given.begins ? given.ends[expert] : (int)given.num_places;
+                begin = given.begins ? __ldcg(given.begins + expert) : 0;
+                end = given.begins ? __ldcg(given.ends + expert) : (int)given.num_places;
             }
             int number = (end - begin + tokens - 1) / tokens;
             for (int far = 1; far < 32; far *= 2) {
