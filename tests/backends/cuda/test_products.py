@@ -53,14 +53,19 @@ def test_e2m1_chunks_hold_what_each_thread_widens():
 @pytest.mark.parametrize("chunk", [products.E4M3_CHUNK, products.E2M1_CHUNK])
 def test_the_sizes_in_python_are_those_of_the_source(form, groups, steps, budget, sums, chunk):
     text = form.source.read_text()
-    assert f"GROUPS = {groups}, " in text and f"TOKENS = {form.tokens}" in text and f"= {budget} * 1024 / (" in text
+    assert (
+        f"GROUPS = {groups}, CLUSTER = {form.cluster}, " in text
+        and f"TOKENS = {form.tokens}" in text
+        and f"= {budget} * 1024 / (" in text
+    )
     both = (form.source.parent / "products.cuh").read_text()
     assert f"MAX_EXPERTS = {products.MAX_EXPERTS}" in both and "OUT_STRIDE = ROWS * 2 + 16" in both
     stage = form.tokens * 128 + form.rows // 64 // form.cluster * chunk
     stages = budget * 1024 // (stage * steps)
     numbers = stages * 16 + groups * form.tokens * (144 + 4) + 3 * 4 * products.MAX_EXPERTS
     assert stages * steps * stage + sums + numbers <= products.SHARED_BYTES <= 232_448 - 1024
-    assert form.threads == (groups * 128 + 32 if form is products.FEW else 384)
+    assert "BRINGERS = 4" in text or form is products.MANY
+    assert form.threads == groups * 128 + 128
 
 
 def test_tokens_lie_in_panels():

@@ -27,7 +27,7 @@ WIDE_PAIRS, WIDE_BYTES = 2048, 1 << 30  # pairs an expert above which e2m1 is wi
 
 
 class Form(NamedTuple):
-    """One of the two forms of the kernel: tiles of rows (of a cluster) and tokens, and its launch."""
+    """One of the two forms of the kernel: tiles of rows, of a cluster, and tokens, and its launch."""
 
     name: str
     source: Path
@@ -38,9 +38,9 @@ class Form(NamedTuple):
 
 
 MANY = Form("many", SOURCE, 256, TOKEN_TILE, 384, 2)
-FEW = Form("few", FEW_SOURCE, 64, 64, 416, 1)
+FEW = Form("few", FEW_SOURCE, 256, 64, 512, 4)
 SHARED_BYTES = 222 * 1024
-FEW_PAIRS = 48  # of an expert: as many and the usual spread fit a tile of the form for few
+FEW_TOKENS, FEW_PAIRS = 64, 48  # of a matrix; of an expert, for as many and the usual spread fit a tile for few
 
 
 class Packed(NamedTuple):
@@ -129,7 +129,7 @@ def products(panels: Panels, matrix: Packed, places: Places | None = None) -> Te
     assert kernel is not None, "matrices are packed only where the kernel is"
     begins, ends = (places.begins, places.ends) if places else (None, None)
     kernel.launch(
-        (min(num_multiprocessors(device), num_tiles(form, matrix, panels, places) * form.cluster), 1, 1),
+        (min(kernel.blocks_at_once(form.cluster), num_tiles(form, matrix, panels, places) * form.cluster), 1, 1),
         (panels.codes, panels.scale, matrix.chunks, matrix.scale, out, begins, ends, num_experts, num_tokens,
          panels.size, matrix.num_rows, steps),
     )  # fmt: skip
@@ -151,7 +151,7 @@ def widened(matrix: Packed) -> Packed:
 
 def form_for(matrix: Packed, panels: Panels, places: Places | None) -> Form:
     """The faster form; results are the same."""
-    is_few = (len(places.of_pairs) if places else panels.num_tokens) <= FEW_PAIRS * len(matrix.chunks)
+    is_few = len(places.of_pairs) <= FEW_PAIRS * len(matrix.chunks) if places else panels.num_tokens <= FEW_TOKENS
     leaves_idle = 4 * num_tiles(MANY, matrix, panels, places) <= num_multiprocessors(matrix.chunks.device)
     return FEW if is_few or leaves_idle else MANY
 

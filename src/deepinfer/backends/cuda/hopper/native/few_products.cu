@@ -1,13 +1,14 @@
 // Products as in `products.cu`, of few tokens: what takes time is a matrix on its way, and one step after the other.
 //
-// A block takes tiles of 64 rows and up to 64 tokens, two steps at a time: a unit. Three groups take units in turn, so the
-// products of three are under way. Sums go from group to group through shared memory, and each adds its own parts when
-// its turn comes: in the order of the steps, as everywhere. Rows are on their way before the kernel that makes the
-// tokens has ended; where tokens lie, one before that kernel wrote.
+// A block takes 64 rows of a tile and up to 64 tokens, of which each block of a cluster brings a part to all: else tokens
+// would take more of the second cache's bandwidth than rows. It goes two steps at a time: a unit. Three groups take units
+// in turn, so the products of three are under way. Sums go from group to group through shared memory, and each adds its
+// own parts when its turn comes: in the order of the steps, as everywhere. Rows are on their way before the kernel that
+// makes the tokens has ended; where tokens lie, one before that kernel wrote.
 
 #include "products.cuh"
 
-constexpr int GROUPS = 3, TOKENS = 64, THREADS = GROUPS * GROUP + 32;
+constexpr int GROUPS = 3, CLUSTER = 4, TOKENS = 64, BRINGERS = 4, THREADS = GROUPS * GROUP + BRINGERS * 32;
 
 template <class FORMAT> struct Shared {
     typedef FORMAT Format;
@@ -21,6 +22,13 @@ template <class FORMAT> struct Shared {
     u64 full[UNITS], empty[UNITS];
     Tiles tiles;
 };
+
+// The tile of this number, and this block's rows of it.
+template <class Own> __device__ inline Tile find(const Own &own, const Arguments &given, int number, int stretches) {
+    Tile tile = own.tiles.find(given, number, stretches, TOKENS);
+    tile.rows = tile.rows * CLUSTER + rank_in_cluster();
+    return tile;
+}
 
 // ---- units on their way to shared memory
 
@@ -39,36 +47,40 @@ struct Walk {
             return true;
         }
         if (number >= tiles) return false;
-        Tile tile = own.tiles.find(given, number, stretches, TOKENS);
-        number += gridDim.x, left = given.steps / 2 - 1, bytes = padded(tile.count) * STEP;
+        Tile tile = find(own, given, number, stretches);
+        number += gridDim.x / CLUSTER, left = given.steps / 2 - 1, bytes = padded(tile.count) * STEP;
         matrix = chunks_of<CHUNK>(given, tile.expert, tile.rows), x = given.x + (i64)tile.first * STEP;
         return true;
     }
 };
 
-template <class Own> __device__ inline void bring_rows(Own &own, const Walk &walk, int place) {
+// Copies of a unit are two of rows, then two of tokens; each warp that brings takes every BRINGERS-th.
+template <class Own> __device__ inline void bring_rows(Own &own, const Walk &walk, int place, int warp) {
     constexpr int CHUNK = Own::Format::CHUNK;
     u32 full = shared(own.full + place);
-    expect(full, 2 * (walk.bytes + CHUNK));
-    for (int step = 0; step < 2; ++step)
+    if (warp == 0) expect(full, 2 * (walk.bytes + CHUNK));
+#pragma unroll 1
+    for (int step = warp; step < 2; step += BRINGERS)
         copy(shared(own.matrix[place][step]), walk.matrix + step * 2 * CHUNK, CHUNK, full);
 }
 
 template <class Own>
-__device__ inline void bring(Own &own, const Arguments &given, int stretches, int tiles) {
-    Walk early(blockIdx.x), walk(blockIdx.x);
+__device__ inline void bring(Own &own, const Arguments &given, int stretches, int tiles, int warp) {
+    Walk early(blockIdx.x / CLUSTER), walk(blockIdx.x / CLUSTER);
     int ahead = 0;
-    while (ahead < Own::UNITS && early.next(own, given, stretches, tiles)) bring_rows(own, early, ahead++);
+    while (ahead < Own::UNITS && early.next(own, given, stretches, tiles)) bring_rows(own, early, ahead++, warp);
     begin();
     for (int unit = 0; walk.next(own, given, stretches, tiles); ++unit) {
         int place = unit % Own::UNITS;
         if (unit >= ahead) {
             wait(shared(own.empty + place), unit / Own::UNITS & 1 ^ 1);
-            bring_rows(own, walk, place);
+            bring_rows(own, walk, place, warp);
         }
-        for (int step = 0; step < 2; ++step) {
-            const u8 *x = walk.x + step * given.place_stride * STEP;
-            copy(shared(own.tokens[place][step]), x, walk.bytes, shared(own.full + place));
+        int share = walk.bytes / CLUSTER, skipped = rank_in_cluster() * share;
+#pragma unroll 1
+        for (int step = (warp + 2) % BRINGERS; step < 2; step += BRINGERS) {
+            const u8 *x = walk.x + step * given.place_stride * STEP + skipped;
+            copy_to_all<CLUSTER>(shared(own.tokens[place][step]) + skipped, x, share, shared(own.full + place));
         }
     }
 }
@@ -85,8 +97,8 @@ __device__ inline void pass_turn(int group) {
 template <int SIZE, class Own>
 __device__ inline void take(Own &own, const Arguments &given, const Tile &tile, int at, int before, bool goes_on) {
     int group = threadIdx.x / GROUP, thread = threadIdx.x % GROUP, units = given.steps / 2, row = tile.rows * ROWS;
-    Scales scales = scales_of(given, tile, row);
     float first[SIZE] = {}, second[SIZE] = {};
+    if (threadIdx.x < 2) prefetch(scale_of(given, tile, row) + threadIdx.x * 32);
     for (; at < units; at += GROUPS) {
         int unit = before + at, place = unit % Own::UNITS;
         bool is_last = at + 1 == units;
@@ -97,7 +109,7 @@ __device__ inline void take(Own &own, const Arguments &given, const Tile &tile, 
         read<typename Own::Format>(own.matrix[place][1], next);
         start(shared(own.tokens[place][1]), next, second);
         products_wait();
-        warp_arrive(shared(own.empty + place));
+        cluster_arrive<CLUSTER>(shared(own.empty + place));
         if (unit > 0) take_turn(group);
 #pragma unroll
         for (int i = 0; i < SIZE; i += 4) {
@@ -107,7 +119,7 @@ __device__ inline void take(Own &own, const Arguments &given, const Tile &tile, 
             if (!is_last) own.sums[i / 4][thread] = make_float4(first[i], first[i + 1], first[i + 2], first[i + 3]);
         }
         if (!is_last || goes_on) pass_turn(group);
-        if (is_last) send_out(given, tile, row, scales, first, own.out[group], own.factors[group]);
+        if (is_last) send_out(given, tile, row, scales_of(given, tile, row), first, own.out[group], own.factors[group]);
     }
 }
 
@@ -117,35 +129,38 @@ template <class Own> __device__ inline void products(const Arguments &given) {
     if (threadIdx.x == 0) {
         for (int place = 0; place < own.UNITS; ++place) {
             init(shared(own.full + place), 1);
-            init(shared(own.empty + place), 4);
+            init(shared(own.empty + place), 4 * CLUSTER);
         }
         publish();
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     if (threadIdx.x < 32) own.tiles.count(given, TOKENS);
-    __syncthreads();
-    int stretches = (given.num_rows + ROWS - 1) / ROWS, units = given.steps / 2, group = threadIdx.x / GROUP;
-    int tiles = own.tiles.tile_ends[given.num_experts - 1] * stretches;
+    meet();
+    constexpr int TILE = CLUSTER * ROWS;
+    int stretches = (given.num_rows + TILE - 1) / TILE, units = given.steps / 2, group = threadIdx.x / GROUP;
+    int tiles = own.tiles.tile_ends[given.num_experts - 1] * stretches, apart = gridDim.x / CLUSTER;
     if (group == GROUPS) {
-        if (threadIdx.x == GROUPS * GROUP) bring(own, given, stretches, tiles);
-        return;
+        if (threadIdx.x % 32 == 0) bring(own, given, stretches, tiles, threadIdx.x / 32 - GROUPS * 4);
+    } else {
+        begin();
+        int before = 0;
+        for (int number = blockIdx.x / CLUSTER; number < tiles; number += apart, before += units) {
+            Tile tile = find(own, given, number, stretches);
+            int tokens = padded(tile.count), at = (group + (GROUPS - 1) * before) % GROUPS;
+            bool goes_on = number + apart < tiles;
+            if (tokens == 64) take<32>(own, given, tile, at, before, goes_on);
+            else if (tokens == 32) take<16>(own, given, tile, at, before, goes_on);
+            else take<8>(own, given, tile, at, before, goes_on);
+        }
+        stores_wait();
     }
-    begin();
-    int before = 0;
-    for (int number = blockIdx.x; number < tiles; number += gridDim.x, before += units) {
-        Tile tile = own.tiles.find(given, number, stretches, TOKENS);
-        int tokens = padded(tile.count), at = (group + 2 * (before % GROUPS)) % GROUPS;
-        bool goes_on = number + gridDim.x < tiles;
-        if (tokens == 64) take<32>(own, given, tile, at, before, goes_on);
-        else if (tokens == 32) take<16>(own, given, tile, at, before, goes_on);
-        else take<8>(own, given, tile, at, before, goes_on);
-    }
-    stores_wait();
+    meet();
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) few_e4m3(const Arguments given) {
+extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1) few_e4m3(const Arguments given) {
     products<Shared<E4m3>>(given);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) few_e2m1(const Arguments given) {
+extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1) few_e2m1(const Arguments given) {
     products<Shared<E2m1>>(given);
 }

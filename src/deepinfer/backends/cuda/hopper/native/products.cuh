@@ -178,9 +178,13 @@ struct Scales {
     float low, high, token;
 };
 
+__device__ inline const float *scale_of(const Arguments &given, const Tile &tile, int row) {
+    return given.scale + tile.expert * padded_rows(given) + row;
+}
+
 __device__ inline Scales scales_of(const Arguments &given, const Tile &tile, int row) {
     int thread = threadIdx.x % GROUP;
-    const float *scale = given.scale + tile.expert * padded_rows(given) + row + thread / 32 * 16 + thread % 32 / 4;
+    const float *scale = scale_of(given, tile, row) + thread / 32 * 16 + thread % 32 / 4;
     return {scale[0], scale[8], thread < tile.count ? given.x_scale[tile.first + thread] : 0.0f};
 }
 
