@@ -65,8 +65,6 @@ class FakeDriver:
             self.calls.append((name, arguments))
             if name == "cuLaunchKernelEx":
                 self.packed = ctypes.string_at(arguments[2][0], 40)
-            if name == "cuOccupancyMaxActiveClusters":
-                arguments[0]._obj.value = 31
             if name == "cuGetErrorString":
                 arguments[1]._obj.value = b"out of resources"
             return 1 if name == self.refuses else 0
@@ -140,18 +138,7 @@ def test_a_launch_packs_addresses_and_numbers_and_sets_the_memory_of_the_kernel(
     assert (*config.grid, *config.block, config.shared_bytes, config.stream) == (3, 2, 1, 512, 1, 1, 200_000, 77)
     assert config.num_attributes == 1 and ctypes.sizeof(config) == 56
     early = config.attributes[0]  # it may start before the kernel before it has ended
-    assert (early.id, early.value[0], ctypes.sizeof(early)) == (6, 1, 72)
-
-
-def test_blocks_that_run_at_once_are_those_of_whole_clusters(monkeypatch):
-    driver = FakeDriver()
-    monkeypatch.setattr(native, "_driver", lambda: driver)
-    kernel = native.Kernel(CUBIN, "f", 416, 200_000)
-    assert [kernel.blocks_at_once(4) for _ in range(2)] == [4 * 31] * 2
-    [(count, function, given)] = [call for name, call in driver.calls if name == "cuOccupancyMaxActiveClusters"]
-    config, size = given._obj, given._obj.attributes[0]
-    assert (*config.grid, *config.block, config.shared_bytes) == (4, 1, 1, 416, 1, 1, 200_000)
-    assert config.num_attributes == 1 and (size.id, *size.value[:3]) == (4, 4, 1, 1)
+    assert (early.id, early.value, ctypes.sizeof(early)) == (6, 1, 72)
 
 
 @pytest.mark.parametrize("refuses", ["cuModuleLoadData", "cuFuncSetAttribute", "cuLaunchKernelEx"])

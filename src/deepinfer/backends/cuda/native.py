@@ -27,7 +27,7 @@ FLAGS = ("--std=c++17",)
 class Attribute(ctypes.Structure):
     """CUlaunchAttribute; its value is a union of 64 bytes."""
 
-    _fields_ = (("id", ctypes.c_uint), ("pad", ctypes.c_uint), ("value", ctypes.c_int * 16))
+    _fields_ = (("id", ctypes.c_uint), ("pad", ctypes.c_uint), ("value", ctypes.c_int), ("rest", ctypes.c_byte * 60))
 
 
 class LaunchConfig(ctypes.Structure):
@@ -39,8 +39,7 @@ class LaunchConfig(ctypes.Structure):
     )  # fmt: skip
 
 
-CLUSTER_DIMENSION = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-STARTS_EARLY = Attribute(6, 0, (1,))  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+STARTS_EARLY = Attribute(6, 0, 1)  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 
 
 class BuildError(Exception):
@@ -67,14 +66,6 @@ class Kernel:
         stream, early = torch.cuda.current_stream().cuda_stream, ctypes.pointer(STARTS_EARLY)
         config = LaunchConfig(grid, (self._threads, 1, 1), self._shared_bytes, stream, early, 1)
         self._call("cuLaunchKernelEx", ctypes.byref(config), self._function, parameters, None)
-
-    @functools.cache  # noqa: B019 - kernels are never dropped
-    def blocks_at_once(self, cluster: int) -> int:
-        """Blocks that the device runs at a time, in whole clusters of this many."""
-        size, count = Attribute(CLUSTER_DIMENSION, 0, (cluster, 1, 1)), ctypes.c_int()
-        config = LaunchConfig((cluster, 1, 1), (self._threads, 1, 1), self._shared_bytes, 0, ctypes.pointer(size), 1)
-        self._call("cuOccupancyMaxActiveClusters", ctypes.byref(count), self._function, ctypes.byref(config))
-        return count.value * cluster
 
     def _call(self, name: str, *arguments: object) -> None:
         if code := getattr(self._driver, name)(*arguments):

@@ -38,9 +38,8 @@ class Form(NamedTuple):
 
 
 MANY = Form("many", SOURCE, 256, TOKEN_TILE, 384, 2)
-FEW = Form("few", FEW_SOURCE, 256, 64, 512, 4)
+FEW = Form("few", FEW_SOURCE, 128, 64, 384, 2)
 SHARED_BYTES = 222 * 1024
-FEW_TOKENS, FEW_PAIRS = 64, 48  # of a matrix; of an expert, for as many and the usual spread fit a tile for few
 
 
 class Packed(NamedTuple):
@@ -121,7 +120,7 @@ def products(panels: Panels, matrix: Packed, places: Places | None = None) -> Te
     out = torch.empty(panels.size if places else num_tokens, matrix.num_rows, dtype=torch.bfloat16, device=device)
     if not num_tokens:
         return out
-    form = form_for(matrix, panels, places)
+    blocks, form = num_multiprocessors(device), form_for(matrix, panels, places)
     is_wide = places and len(places.of_pairs) > WIDE_PAIRS * num_experts and form is MANY
     if is_wide and matrix.chunks.numel() * 2 <= WIDE_BYTES:
         matrix = widened(matrix)
@@ -129,7 +128,7 @@ def products(panels: Panels, matrix: Packed, places: Places | None = None) -> Te
     assert kernel is not None, "matrices are packed only where the kernel is"
     begins, ends = (places.begins, places.ends) if places else (None, None)
     kernel.launch(
-        (min(kernel.blocks_at_once(form.cluster), num_tiles(form, matrix, panels, places) * form.cluster), 1, 1),
+        (min(blocks, num_tiles(form, matrix, panels, places) * form.cluster), 1, 1),
         (panels.codes, panels.scale, matrix.chunks, matrix.scale, out, begins, ends, num_experts, num_tokens,
          panels.size, matrix.num_rows, steps),
     )  # fmt: skip
@@ -151,9 +150,7 @@ def widened(matrix: Packed) -> Packed:
 
 def form_for(matrix: Packed, panels: Panels, places: Places | None) -> Form:
     """The faster form; results are the same."""
-    is_few = len(places.of_pairs) <= FEW_PAIRS * len(matrix.chunks) if places else panels.num_tokens <= FEW_TOKENS
-    leaves_idle = 4 * num_tiles(MANY, matrix, panels, places) <= num_multiprocessors(matrix.chunks.device)
-    return FEW if is_few or leaves_idle else MANY
+    return FEW if 4 * num_tiles(MANY, matrix, panels, places) <= num_multiprocessors(matrix.chunks.device) else MANY
 
 
 def num_tiles(form: Form, matrix: Packed, panels: Panels, places: Places | None) -> int:

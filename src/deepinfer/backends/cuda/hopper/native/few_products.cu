@@ -1,14 +1,14 @@
-// Products as in `products.cu`, of few tokens: what takes time is a matrix on its way, and one step after the other.
+// Products as in `products.cu`, of so few tokens and rows that their tiles would leave most of the device idle.
 //
-// A block takes 64 rows of a tile and up to 64 tokens, of which each block of a cluster brings a part to all: else tokens
-// would take more of the second cache's bandwidth than rows. It goes two steps at a time: a unit. Three groups take units
-// in turn, so the products of three are under way. Sums go from group to group through shared memory, and each adds its
-// own parts when its turn comes: in the order of the steps, as everywhere. Rows are on their way before the kernel that
-// makes the tokens has ended; where tokens lie, one before that kernel wrote.
+// A block takes 64 rows of a tile and up to 64 tokens, of which each of two blocks brings half to both. It goes two steps
+// at a time: a unit. Two groups take units in turn, so the products of one run while the other's codes come to registers.
+// Sums go from group to group through shared memory, and each adds its own parts when its turn comes: in the order of the
+// steps, as everywhere. Rows are on their way before the kernel that makes the tokens has ended; where tokens lie, one
+// before that kernel wrote.
 
 #include "products.cuh"
 
-constexpr int GROUPS = 3, CLUSTER = 4, TOKENS = 64, BRINGERS = 4, THREADS = GROUPS * GROUP + BRINGERS * 32;
+constexpr int GROUPS = 2, CLUSTER = 2, TOKENS = 64, BRINGERS = 4, THREADS = GROUPS * GROUP + BRINGERS * 32;
 
 template <class FORMAT> struct Shared {
     typedef FORMAT Format;

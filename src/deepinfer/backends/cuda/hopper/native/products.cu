@@ -1,12 +1,12 @@
 // Products of tokens with a matrix, or with the matrix of the expert that each token chose: out = x @ matrix^T.
 //
-// Two warps bring rows and tokens to shared memory by bulk copies, 128 columns at a time and some steps ahead, across
+// One warp brings rows and tokens to shared memory by bulk copies, 128 columns at a time and some steps ahead, across
 // tiles. A block has two groups and tiles of 128 tokens, and a cluster of two blocks shares them, each bringing half to
 // both. `few_products.cu` has another form for few tokens.
 
 #include "products.cuh"
 
-constexpr int GROUPS = 2, CLUSTER = 2, TOKENS = 128, BRINGERS = 2;
+constexpr int GROUPS = 2, CLUSTER = 2, TOKENS = 128;
 
 // Steps in the order in which they pass the stages.
 struct Turn {
@@ -50,9 +50,7 @@ template <class Own> __device__ inline Tile find(const Own &own, const Arguments
     return tile;
 }
 
-// By the first thread of each warp that brings: the first rows, the last tokens.
-template <class Own>
-__device__ inline void bring(Own &own, const Arguments &given, const Tile &tile, Turn &turn, int warp) {
+template <class Own> __device__ inline void bring(Own &own, const Arguments &given, const Tile &tile, Turn &turn) {
     constexpr int CHUNK = Own::Format::CHUNK, BYTES = GROUPS * CHUNK;
     int tokens = padded(tile.count) * STEP, share = tokens / CLUSTER, skipped = rank_in_cluster() * share;
     const u8 *matrix = chunks_of<CHUNK>(given, tile.expert, tile.rows * GROUPS);
@@ -60,11 +58,9 @@ __device__ inline void bring(Own &own, const Arguments &given, const Tile &tile,
     for (int step = 0; step < given.steps; ++step, own.advance(turn)) {
         u32 full = shared(own.full + turn.stage);
         wait(shared(own.empty + turn.stage), turn.parity ^ 1);
-        if (warp == 0) {
-            expect(full, tokens + BYTES);
-            copy(shared(own.matrix[turn.stage]), matrix, BYTES, full);
-        }
-        if (warp == BRINGERS - 1) copy_to_all<CLUSTER>(shared(own.tokens[turn.stage]) + skipped, x, share, full);
+        expect(full, tokens + BYTES);
+        copy(shared(own.matrix[turn.stage]), matrix, BYTES, full);
+        copy_to_all<CLUSTER>(shared(own.tokens[turn.stage]) + skipped, x, share, full);
         matrix += 2 * CHUNK;
         x += given.place_stride * STEP;
     }
@@ -125,10 +121,9 @@ template <class Own> __device__ inline void products(const Arguments &given) {
     Turn turn = {0, 0};
     if (threadIdx.x >= GROUPS * GROUP) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-        int warp = threadIdx.x / 32 - GROUPS * 4;
-        if (threadIdx.x % 32 == 0 && warp < BRINGERS)
+        if (threadIdx.x == GROUPS * GROUP)
             for (int number = first; number < tiles; number += apart)
-                bring(own, given, find(own, given, number, stretches), turn, warp);
+                bring(own, given, find(own, given, number, stretches), turn);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
         for (int number = first; number < tiles; number += apart) {
