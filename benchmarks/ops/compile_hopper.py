@@ -33,7 +33,7 @@ TYPES = {
     torch.float32: "fp32", torch.bfloat16: "bf16", torch.float8_e4m3fn: "fp8e4nv",
     torch.float64: "fp64", torch.uint8: "u8", torch.int32: "i32", torch.int64: "i64",
 }  # fmt: skip
-OPTIONS = ("num_warps", "num_stages", "enable_fp_fusion")
+OPTIONS = ("num_warps", "num_stages", "enable_fp_fusion", "launch_pdl")
 RESERVED = 1024  # bytes of shared memory that the system takes of each block
 
 
@@ -113,7 +113,8 @@ def compile_native() -> None:
     """The kernels in CUDA C++."""
     sources = [(attention.WIDE_SOURCE, attention.WIDE_SHARED_BYTES), (attention.PLACES_SOURCE, 0)]
     sources += [(index_scores.NATIVE, 0), (selection.NATIVE, 0)]
-    sources += [(products.SOURCE, products.MANY.shared_bytes), (hyper.NATIVE, hyper.NATIVE_SHARED_BYTES)]
+    sources += [(form.source, products.SHARED_BYTES) for form in (products.MANY, products.FEW)]
+    sources += [(hyper.NATIVE, hyper.NATIVE_SHARED_BYTES)]
     for source, dynamic in sources:
         try:
             cubin = native.compile_source(source, "sm_90a")

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
 from backends.cpu.test_attention import make_world
+from backends.cuda import packed as layout
 from backends.cuda import pair
 from deepinfer.errors import ShapeError
 from ops import golden, world
 
 pytest.importorskip("triton", reason="triton is not installed")
+from deepinfer.backends.cuda.hopper import panels, products, projections  # noqa: E402
+
 LIMIT = 6e-3  # shares and results are bf16, against the peak of other tiles
 
 
@@ -160,6 +165,20 @@ def test_inputs_and_output_equal_the_reference():
     attended = torch.randn(7, 4, 64, generator=torch.Generator().manual_seed(2)).bfloat16()
     actual = ours.project_out(pair.narrow(attended), prepared)
     assert golden.row_error(pair.wide(actual), theirs.project_out(attended.float(), expected_prepared)) <= 2e-2
+
+
+def test_the_low_rank_query_is_rounded_for_its_product_as_by_itself():
+    """In the panels that a packed wq_b wants."""
+    made = make_world(heads=4, dim=64, rope=32, window=16, ratio=2, top_k=8)
+    attention = pair.hopper().prepare_attention(pair.placed(made.weights))
+    packed = products.pack_e4m3(torch.zeros(16, attention.wq_b.rows.values.shape[1], dtype=torch.uint8), torch.ones(16))
+    attention = dataclasses.replace(attention, wq_b=attention.wq_b._replace(rows=packed))
+    x = pair.narrow(torch.randn(7, 64, generator=torch.Generator().manual_seed(0)))
+    low, ours, _ = projections._split_down(x, pair.placed(torch.arange(7, dtype=torch.int32)), attention)
+    alone = panels.quantise_panels(low, packed.padded_width)
+    steps = packed.chunks.shape[2]
+    assert torch.equal(layout.panel_bytes(ours, steps)[:7], layout.panel_bytes(alone, steps)[:7])
+    assert torch.equal(ours.scale[:7], alone.scale[:7])
 
 
 def test_wrong_shapes_are_refused_by_name():

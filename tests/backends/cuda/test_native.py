@@ -63,8 +63,8 @@ class FakeDriver:
     def __getattr__(self, name):
         def call(*arguments):
             self.calls.append((name, arguments))
-            if name == "cuLaunchKernel":
-                self.packed = ctypes.string_at(arguments[9][0], 40)
+            if name == "cuLaunchKernelEx":
+                self.packed = ctypes.string_at(arguments[2][0], 40)
             if name == "cuGetErrorString":
                 arguments[1]._obj.value = b"out of resources"
             return 1 if name == self.refuses else 0
@@ -132,13 +132,16 @@ def test_a_launch_packs_addresses_and_numbers_and_sets_the_memory_of_the_kernel(
     kernel.launch((3, 2, 1), (x, -5, None, 1e-6, 0.0))
     assert struct.unpack("3q2d", driver.packed) == (x.data_ptr(), -5, 0, 1e-6, 0.0)
     names = [name for name, _ in driver.calls]
-    assert names == ["cuModuleLoadData", "cuModuleGetFunction", "cuFuncSetAttribute", "cuLaunchKernel"]
+    assert names == ["cuModuleLoadData", "cuModuleGetFunction", "cuFuncSetAttribute", "cuLaunchKernelEx"]
     assert driver.calls[2][1][1:] == (native.MAX_DYNAMIC_SHARED, 200_000)
-    launch = driver.calls[3][1]
-    assert launch[1:8] == (3, 2, 1, 512, 1, 1, 200_000) and launch[8].value == 77
+    config = driver.calls[3][1][0]._obj
+    assert (*config.grid, *config.block, config.shared_bytes, config.stream) == (3, 2, 1, 512, 1, 1, 200_000, 77)
+    assert config.num_attributes == 1 and ctypes.sizeof(config) == 56
+    early = config.attributes[0]  # it may start before the kernel before it has ended
+    assert (early.id, early.value, ctypes.sizeof(early)) == (6, 1, 72)
 
 
-@pytest.mark.parametrize("refuses", ["cuModuleLoadData", "cuFuncSetAttribute", "cuLaunchKernel"])
+@pytest.mark.parametrize("refuses", ["cuModuleLoadData", "cuFuncSetAttribute", "cuLaunchKernelEx"])
 def test_a_refusal_of_the_driver_is_named(monkeypatch, refuses):
     monkeypatch.setattr(native, "_driver", lambda: FakeDriver(refuses))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=0))

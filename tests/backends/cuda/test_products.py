@@ -45,18 +45,27 @@ def test_e2m1_chunks_hold_what_each_thread_widens():
                 assert torch.equal(found, numbers[expert][layout.operands(tile, step)])
 
 
-@pytest.mark.parametrize(("form", "budget"), [(products.MANY, 180), (products.FEW, 96)], ids=["many", "few"])
+@pytest.mark.parametrize(
+    ("form", "groups", "steps", "budget", "sums"),
+    [(products.MANY, 2, 1, 180, 0), (products.FEW, 2, 2, 172, 64 * 64 * 4)],
+    ids=["many", "few"],
+)
 @pytest.mark.parametrize("chunk", [products.E4M3_CHUNK, products.E2M1_CHUNK])
-def test_the_sizes_in_python_are_those_of_the_source(form, budget, chunk):
-    text = products.SOURCE.read_text()
-    assert "(GROUPS == 1 ? 96 : 180) * 1024 / STAGE_BYTES" in text and "MANY = 3 * GROUP, FEW = GROUP + 32" in text
-    assert f"MAX_EXPERTS = {products.MAX_EXPERTS}" in text and "OUT_STRIDE = ROWS * 2 + 16" in text
-    groups = 2 if form is products.MANY else 1
-    stage = form.tokens * 128 + groups * chunk
-    stages = budget * 1024 // stage
-    whole = stages * (stage + 16) + groups * form.tokens * (144 + 4) + 3 * 4 * products.MAX_EXPERTS
-    assert whole <= form.shared_bytes and form.blocks * (form.shared_bytes + 1024) <= 233_472
-    assert form.threads == (384 if groups == 2 else 160) and form.rows == 64 * groups * form.cluster
+def test_the_sizes_in_python_are_those_of_the_source(form, groups, steps, budget, sums, chunk):
+    text = form.source.read_text()
+    assert (
+        f"GROUPS = {groups}, CLUSTER = {form.cluster}, " in text
+        and f"TOKENS = {form.tokens}" in text
+        and f"= {budget} * 1024 / (" in text
+    )
+    both = (form.source.parent / "products.cuh").read_text()
+    assert f"MAX_EXPERTS = {products.MAX_EXPERTS}" in both and "OUT_STRIDE = ROWS * 2 + 16" in both
+    stage = form.tokens * 128 + form.rows // 64 // form.cluster * chunk
+    stages = budget * 1024 // (stage * steps)
+    numbers = stages * 16 + groups * form.tokens * (144 + 4) + 3 * 4 * products.MAX_EXPERTS
+    assert stages * steps * stage + sums + numbers <= products.SHARED_BYTES <= 232_448 - 1024
+    assert "BRINGERS = 4" in text or form is products.MANY
+    assert form.threads == groups * 128 + 128
 
 
 def test_tokens_lie_in_panels():
@@ -106,8 +115,7 @@ def test_tokens_that_do_not_fit_a_packed_matrix_are_refused():
 @pytest.mark.parametrize(("rows", "width"), [(200, 384), (1792, 5120), (32, 96)])
 @pytest.mark.parametrize("num_tokens", [1, 16, 17, 33, 65, 129, 1000])
 def test_dense_products_have_the_bits_of_triton(form, rows, width, num_tokens, monkeypatch):
-    monkeypatch.setattr(products, "MANY", form)
-    monkeypatch.setattr(products, "FEW", form)
+    monkeypatch.setattr(products, "form_for", lambda *given: form)
     random = torch.Generator(pair.DEVICE).manual_seed(num_tokens)
     x = torch.randn(num_tokens, width, generator=random, device=pair.DEVICE).bfloat16()
     codes = torch.randn(rows, width, generator=random, device=pair.DEVICE).to(quant.E4M3)
@@ -121,8 +129,7 @@ def test_dense_products_have_the_bits_of_triton(form, rows, width, num_tokens, m
 @pytest.mark.parametrize("form", [products.MANY, products.FEW], ids=lambda form: form.name)
 @pytest.mark.parametrize("num_tokens", [1, 7, 60, 300, 1500])
 def test_products_of_experts_have_the_bits_of_triton(form, num_tokens, monkeypatch):
-    monkeypatch.setattr(products, "MANY", form)
-    monkeypatch.setattr(products, "FEW", form)
+    monkeypatch.setattr(products, "form_for", lambda *given: form)
     random = torch.Generator(pair.DEVICE).manual_seed(num_tokens)
 
     def draw(most: int, *shape: int) -> torch.Tensor:
@@ -147,6 +154,7 @@ def test_widened_matrices_give_the_bits_of_packed_ones(monkeypatch):
     chosen = torch.arange(300, dtype=torch.int32, device=pair.DEVICE).view(-1, 1) % 3
     places = panels.places_of(chosen, 3)
     tokens = panels.quantise_panels(torch.randn(300, 256, device=pair.DEVICE).bfloat16(), 256, places)
+    monkeypatch.setattr(products, "form_for", lambda *given: products.MANY)
     narrow = products.products(tokens, packed, places)
     monkeypatch.setattr(products, "WIDE_PAIRS", 0)
     wide = products.products(tokens, packed, places)

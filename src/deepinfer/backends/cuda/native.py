@@ -1,7 +1,8 @@
 """CUDA C++ kernels: compiled for the card by NVRTC at first use, launched through the driver.
 
 NVRTC comes with CUDA builds of torch, so no compiler need be installed. A kernel takes one struct,
-by value, of 8-byte members: device addresses, integers and doubles.
+by value, of 8-byte members: device addresses, integers and doubles. It may start while the kernel before it ends, and
+waits for that itself (`begin` in hopper.cuh).
 """
 
 from __future__ import annotations
@@ -21,6 +22,24 @@ from deepinfer import log
 logger = log.get(__name__)
 MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 FLAGS = ("--std=c++17",)
+
+
+class Attribute(ctypes.Structure):
+    """CUlaunchAttribute; its value is a union of 64 bytes."""
+
+    _fields_ = (("id", ctypes.c_uint), ("pad", ctypes.c_uint), ("value", ctypes.c_int), ("rest", ctypes.c_byte * 60))
+
+
+class LaunchConfig(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3), ("shared_bytes", ctypes.c_uint),
+        ("stream", ctypes.c_void_p), ("attributes", ctypes.POINTER(Attribute)), ("num_attributes", ctypes.c_uint),
+    )  # fmt: skip
+
+
+STARTS_EARLY = Attribute(6, 0, 1)  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 
 
 class BuildError(Exception):
@@ -44,9 +63,9 @@ class Kernel:
         members = "".join("d" if isinstance(number, float) else "q" for number in numbers)
         packed = ctypes.create_string_buffer(struct.pack(members, *numbers))
         parameters = (ctypes.c_void_p * 1)(ctypes.addressof(packed))
-        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-        threads = self._threads, 1, 1
-        self._call("cuLaunchKernel", self._function, *grid, *threads, self._shared_bytes, stream, parameters, None)
+        stream, early = torch.cuda.current_stream().cuda_stream, ctypes.pointer(STARTS_EARLY)
+        config = LaunchConfig(grid, (self._threads, 1, 1), self._shared_bytes, stream, early, 1)
+        self._call("cuLaunchKernelEx", ctypes.byref(config), self._function, parameters, None)
 
     def _call(self, name: str, *arguments: object) -> None:
         if code := getattr(self._driver, name)(*arguments):

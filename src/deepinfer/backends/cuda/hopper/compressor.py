@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from deepinfer.backends.cuda.hopper.begin import begin
 from deepinfer.backends.cuda.hopper.linear import linear
 from deepinfer.backends.cuda.hopper.matrices import Matrix, prepare_matrix
 from deepinfer.backends.cuda.hopper.norm import Norm, prepare_norm, rms_norm
@@ -94,6 +95,7 @@ def compress_kernel(
     RATIO: tl.constexpr, WIDTH: tl.constexpr, ROPE: tl.constexpr, PAIRS: tl.constexpr,
 ):  # fmt: skip
     """One token: if it completes a group, its latent [WIDTH] bf16 and the packed vector in its page."""
+    begin()
     token = tl.program_id(0).to(tl.int64)
     block, place, group = page_place(positions, token_rows, table, table_columns, num_blocks, token, RATIO, per_block)
     column = tl.arange(0, PAIRS)[:, None] * 2 + tl.arange(0, 2)[None, :]
@@ -150,6 +152,7 @@ def index_key_kernel(
     page_stride, num_blocks, per_block, table_columns,
     RATIO: tl.constexpr, WIDTH: tl.constexpr, ROPE: tl.constexpr, PAIRS: tl.constexpr,
 ):  # fmt: skip
+    begin()
     token = tl.program_id(0).to(tl.int64)
     block, place, group = page_place(positions, token_rows, table, table_columns, num_blocks, token, RATIO, per_block)
     if block > 0:
@@ -196,13 +199,13 @@ def compress(
         rows, ring, batch.positions, batch.rows, batch.row_starts, batch.row_slots, table, compressor.norm.weight,
         compressor.norm.eps, compressor.frequencies, latent, pages, length, slot_stride, num_slots, pages.stride(0),
         pages.shape[0], per_block, table.shape[1], ratio, dim, rope, next_power_of_2(dim) // 2,
-        num_warps=4, enable_fp_fusion=False,
+        num_warps=4, enable_fp_fusion=False, launch_pdl=True,
     )  # fmt: skip
     keys = linear(latent, compressor.index_wk)
     index_key_kernel[(num_tokens,)](
         keys, batch.positions, batch.rows, table, compressor.index_norm.weight, compressor.index_norm.eps,
         compressor.frequencies, index_pages, index_pages.stride(0), index_pages.shape[0], per_block, table.shape[1],
-        ratio, index_dim, rope, next_power_of_2(index_dim) // 2, num_warps=1, enable_fp_fusion=False,
+        ratio, index_dim, rope, next_power_of_2(index_dim) // 2, num_warps=1, enable_fp_fusion=False, launch_pdl=True,
     )  # fmt: skip
     if state is not None and ratio > 1:
         write_ring(state, rows.unflatten(-1, (2, dim)), batch)

@@ -61,6 +61,6 @@ def head(streams: Tensor, pre: Tensor, head: Head) -> Tensor:
     if num_tokens:
         collapse_kernel[(num_tokens,)](
             streams.contiguous(), pre.contiguous(), head.norm.weight, head.norm.eps, x,
-            hidden, m, next_power_of_2(hidden), num_warps=8,
+            hidden, m, next_power_of_2(hidden), num_warps=8, launch_pdl=True,
         )  # fmt: skip
     return linear(x, head.matrix)

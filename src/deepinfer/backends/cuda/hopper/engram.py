@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from deepinfer.backends.cuda.hopper.begin import begin
 from deepinfer.backends.cuda.hopper.linear import linear
 from deepinfer.backends.cuda.hopper.matrices import Matrix, prepare_matrix
 from deepinfer.backends.cuda.hopper.numbers import from_e4m3_bytes, to_bf16, ue8m0
@@ -43,6 +44,7 @@ def gather_kernel(
     codes, scales, rows, out, num_rows,
     COLUMNS: tl.constexpr, COLUMN_TILE: tl.constexpr, WIDTH: tl.constexpr, WIDTH_TILE: tl.constexpr,
 ):  # fmt: skip
+    begin()
     token = tl.program_id(0).to(tl.int64)
     column, member = tl.arange(0, COLUMN_TILE), tl.arange(0, WIDTH_TILE)
     row = tl.load(rows + token * COLUMNS + column, mask=column < COLUMNS, other=0)
@@ -60,6 +62,7 @@ def gate_kernel(
     HAS_IMAGES: tl.constexpr, HIDDEN: tl.constexpr, STREAMS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """One stream of one token: stream + sigmoid(signed_sqrt(<norm(stream), norm(key)> weighted)) * value."""
+    begin()
     token, stream = tl.program_id(0).to(tl.int64), tl.program_id(1)
     column = tl.arange(0, TILE)
     is_here = column < HIDDEN
@@ -93,12 +96,12 @@ def engram(streams: Tensor, rows: Tensor, is_image: Tensor | None, engram: Engra
     gathered = torch.empty(num_tokens, columns * width, dtype=torch.bfloat16, device=device)
     gather_kernel[(num_tokens,)](
         engram.codes, engram.scales, rows.contiguous(), gathered, len(engram.codes),
-        columns, next_power_of_2(columns), width, next_power_of_2(width), num_warps=8,
+        columns, next_power_of_2(columns), width, next_power_of_2(width), num_warps=8, launch_pdl=True,
     )  # fmt: skip
     memory = linear(gathered, engram.wkv)
     images = is_image.contiguous().view(torch.uint8) if is_image is not None else engram.codes
     gate_kernel[(num_tokens, num_streams)](
         streams.contiguous(), memory, engram.weight, images, out, engram.norm_eps, hidden**-0.5,
-        is_image is not None, hidden, num_streams, next_power_of_2(hidden), num_warps=8,
+        is_image is not None, hidden, num_streams, next_power_of_2(hidden), num_warps=8, launch_pdl=True,
     )  # fmt: skip
     return out

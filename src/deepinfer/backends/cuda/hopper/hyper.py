@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from deepinfer.backends.cuda import native
+from deepinfer.backends.cuda.hopper.begin import begin
 from deepinfer.backends.cuda.hopper.norm import Norm, prepare_norm, rms_norm
 from deepinfer.backends.cuda.hopper.numbers import bf16_rounded, multiply, to_bf16
 from deepinfer.backends.cuda.hopper.sizes import cdiv, next_power_of_2
@@ -118,6 +119,7 @@ def collapsed(streams, pre, norm, token, HIDDEN: tl.constexpr, STREAMS: tl.const
 
 @triton.jit
 def collapse_kernel(streams, pre, norm, eps, out, HIDDEN: tl.constexpr, STREAMS: tl.constexpr, TILE: tl.constexpr):
+    begin()
     token = tl.program_id(0).to(tl.int64)
     x, _ = collapsed(streams, pre, norm, token, HIDDEN, STREAMS, TILE, eps)
     column = tl.arange(0, TILE)
@@ -241,6 +243,7 @@ def leave_kernel(
     streams, output, post, comb, out,
     HIDDEN: tl.constexpr, STREAMS: tl.constexpr, PADDED: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
+    begin()
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * TILE + tl.arange(0, TILE)
     target, is_column = tl.arange(0, PADDED), column < HIDDEN
@@ -265,6 +268,6 @@ def hyper_leave(streams: Tensor, output: Tensor, mix: Mix) -> Tensor:
     if num_tokens:
         leave_kernel[(num_tokens, cdiv(hidden, tile))](
             streams.contiguous(), output.contiguous(), mix.post.contiguous(), mix.comb.contiguous(), out,
-            hidden, m, next_power_of_2(m), tile, num_warps=4,
+            hidden, m, next_power_of_2(m), tile, num_warps=4, launch_pdl=True,
         )  # fmt: skip
     return out

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from deepinfer.backends.cuda.hopper.begin import begin
 from deepinfer.backends.cuda.hopper.compressor import packed_index
 from deepinfer.backends.cuda.hopper.index_scores import TOKEN_TILE, candidate_scores, entry_scores
 from deepinfer.backends.cuda.hopper.linear import linear
@@ -74,6 +75,7 @@ def query_kernel(
     HEADS: tl.constexpr, WIDTH: tl.constexpr, ROPE: tl.constexpr, PAIRS: tl.constexpr,
 ):  # fmt: skip
     """One head of one token, in place: rotate, round to e2m1 with a scale per 32; multiply its weight."""
+    begin()
     token = tl.program_id(0).to(tl.int64)
     head = token * HEADS + tl.program_id(1)
     tl.store(weights + head, tl.load(weights + head) * factor)
@@ -141,7 +143,8 @@ def _queries(x: Tensor, low_rank: Tensor, batch: TokenBatch, indexer: Indexer) -
     if len(q):
         query_kernel[(len(q), heads)](
             q, weights, dim**-0.5 * heads**-0.5, batch.positions, indexer.frequencies, heads, dim,
-            2 * len(indexer.frequencies), next_power_of_2(dim) // 2, num_warps=1, enable_fp_fusion=False,
+            2 * len(indexer.frequencies), next_power_of_2(dim) // 2,
+            num_warps=1, enable_fp_fusion=False, launch_pdl=True,
         )  # fmt: skip
     return q, weights
 

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from deepinfer.backends.cuda.hopper.begin import begin
 from deepinfer.backends.cuda.hopper.matrices import Matrix
 from deepinfer.backends.cuda.hopper.numbers import multiply, to_bf16
 from deepinfer.backends.cuda.hopper.panels import Panels, quantise_panels
@@ -25,18 +26,21 @@ from deepinfer.ops.reference.shapes import require
 @triton.jit
 def matmul_kernel(
     x, x_scale, matrix, matrix_scale, out,
-    num_tokens, x_stride, out_stride, x_group, matrix_group, out_group,
+    num_tokens, x_stride, matrix_stride, out_stride, x_group, matrix_group, out_group,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, HAS_SCALES: tl.constexpr, IMPRECISE: tl.constexpr,
     TOKEN_TILE: tl.constexpr, ROW_TILE: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     """One tile of out [tokens, ROWS] = x [tokens, WIDTH] @ matrix [ROWS, WIDTH].T of one group."""
+    begin()
     group = tl.program_id(2).to(tl.int64)
     token = tl.program_id(0) * TOKEN_TILE + tl.arange(0, TOKEN_TILE)
     row = tl.program_id(1) * ROW_TILE + tl.arange(0, ROW_TILE)
     step = tl.arange(0, STEP)
     is_token, is_row = token < num_tokens, row < ROWS
     x_at = x + group * x_group + tl.where(is_token, token, 0).to(tl.int64)[None, :] * x_stride + step[:, None]
-    matrix_at = matrix + group * matrix_group + tl.where(is_row, row, 0).to(tl.int64)[:, None] * WIDTH + step[None, :]
+    matrix_at = (
+        matrix + group * matrix_group + tl.where(is_row, row, 0).to(tl.int64)[:, None] * matrix_stride + step[None, :]
+    )
     total = tl.zeros([ROW_TILE, TOKEN_TILE], tl.float32)
     for start in range(0, WIDTH, STEP):
         if WIDTH % STEP == 0:
@@ -85,7 +89,20 @@ def matmul(x: Rows, matrix: Rows, dtype: torch.dtype = torch.bfloat16) -> Tensor
     num_tokens, (num_rows, width) = x.values.shape[0], matrix.values.shape
     require(x.values.shape[1] == width, f"x is {x.values.shape[1]} wide; it must be {width}")
     out = torch.empty(num_tokens, num_rows, dtype=dtype, device=x.values.device)
-    _launch(x, matrix, out, num_tokens, (x.values.stride(0), num_rows), (0, 0, 0), (num_rows, width, 1))
+    _launch(x, matrix, out, num_tokens, (x.values.stride(0), width, num_rows), (0, 0, 0), (num_rows, width, 1))
+    return out
+
+
+def matmul_in_pieces(x: Tensor, matrix: Tensor, num_pieces: int) -> Tensor:
+    """x [n, width] @ matrix [rows, width].T, both bf16, of each of some pieces of the width: [pieces, n, rows] float32.
+
+    A matrix of few rows is read by more programs so.
+    """
+    (num_tokens, width), num_rows = x.shape, len(matrix)
+    out = torch.empty(num_pieces, num_tokens, num_rows, device=x.device)
+    piece, strides = width // num_pieces, (x.stride(0), width, num_rows)
+    group_strides, shape = (piece, piece, num_tokens * num_rows), (num_rows, piece, num_pieces)
+    _launch(Rows(x, None), Rows(matrix, None), out, num_tokens, strides, group_strides, shape)
     return out
 
 
@@ -94,7 +111,8 @@ def grouped_matmul(x: Tensor, matrices: Tensor) -> Tensor:
     groups, rows, width = matrices.shape
     out = torch.empty(len(x), groups * rows, dtype=torch.bfloat16, device=x.device)
     sides = Rows(x, None), Rows(matrices, None)
-    _launch(*sides, out, len(x), (x.stride(0), groups * rows), (width, rows * width, rows), (rows, width, groups))
+    strides, group_strides = (x.stride(0), width, groups * rows), (width, rows * width, rows)
+    _launch(*sides, out, len(x), strides, group_strides, (rows, width, groups))
     return out
 
 
@@ -103,7 +121,7 @@ def _launch(
     matrix: Rows,
     out: Tensor,
     num_tokens: int,
-    strides: tuple[int, int],
+    strides: tuple[int, int, int],
     group_strides: tuple[int, int, int],
     shape: tuple[int, int, int],
 ) -> None:
@@ -116,6 +134,7 @@ def _launch(
     matmul_kernel[grid](
         x.values, x.scale, matrix.values, matrix.scale, out, num_tokens, *strides, *group_strides,
         ROWS=num_rows, WIDTH=width, HAS_SCALES=has_scales, IMPRECISE=128 if has_scales else 0, **options,
+        launch_pdl=True,
     )  # fmt: skip
 
 

@@ -12,19 +12,21 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from deepinfer.backends.cuda.hopper.begin import begin
 from deepinfer.backends.cuda.hopper.experts import Stack, expert_matmul, ordered, prepare_stack
-from deepinfer.backends.cuda.hopper.linear import linear
+from deepinfer.backends.cuda.hopper.linear import linear, matmul_in_pieces
 from deepinfer.backends.cuda.hopper.matrices import Matrix, prepare_matrix
 from deepinfer.backends.cuda.hopper.numbers import to_bf16
 from deepinfer.backends.cuda.hopper.panels import places_of, quantise_panels
 from deepinfer.backends.cuda.hopper.products import Packed, can_pack, pack_e2m1, products
-from deepinfer.backends.cuda.hopper.quant import quantise
+from deepinfer.backends.cuda.hopper.quant import Rows, quantise
 from deepinfer.backends.cuda.hopper.sizes import cdiv, next_power_of_2
 from deepinfer.backends.cuda.hopper.swiglu import swiglu, swiglu_panels
 from deepinfer.ops.reference.shapes import expect, require
 from deepinfer.ops.weights import ExpertWeights, RouterWeights
 
 SCORINGS = ("sqrtsoftplus", "softmax", "sigmoid")
+PIECES, PIECE_WIDTH = 4, 128  # of the router's width: they are multiples of the latter, or there is one
 
 
 @dataclass(frozen=True)
@@ -73,14 +75,19 @@ def prepare_router(router: RouterWeights) -> Router:
 
 @triton.jit
 def route_kernel(
-    logits, bias, bias_vl, is_image, chosen, share, scaling, temperature,
-    EXPERTS: tl.constexpr, TILE: tl.constexpr, ACTIVE: tl.constexpr, ACTIVE_TILE: tl.constexpr,
+    logits, bias, bias_vl, is_image, chosen, share, num_tokens, scaling, temperature,
+    PIECES: tl.constexpr, EXPERTS: tl.constexpr, TILE: tl.constexpr, ACTIVE: tl.constexpr, ACTIVE_TILE: tl.constexpr,
     SCORING: tl.constexpr, NORMALIZE: tl.constexpr, HAS_IMAGES: tl.constexpr,
 ):  # fmt: skip
+    """One token's choice, by the sum of the logits of all pieces of its width."""
+    begin()
     token = tl.program_id(0).to(tl.int64)
     expert = tl.arange(0, TILE)
     is_expert = expert < EXPERTS
-    logit = tl.load(logits + token * EXPERTS + expert, mask=is_expert, other=-float("inf")) / temperature
+    logit = tl.load(logits + token * EXPERTS + expert, mask=is_expert, other=-float("inf"))
+    for piece in tl.static_range(1, PIECES):
+        logit += tl.load(logits + (piece * num_tokens + token) * EXPERTS + expert, mask=is_expert, other=0.0)
+    logit = logit / temperature
     if SCORING == 0:
         grown = tl.exp(-tl.abs(logit))
         shifted = 1.0 + grown  # log1p without its cancellation (Goldberg, 1991)
@@ -118,17 +125,27 @@ def route(x: Tensor, is_image: Tensor | None, router: Router) -> tuple[Tensor, T
     num_tokens, num_experts, k = len(x), len(router.bias), router.num_active
     if is_image is not None:
         expect("is_image", is_image, (num_tokens,), torch.bool)
-    logits = linear(x, router.matrix)
+    logits = _logits(x, router.matrix)
     chosen = torch.empty(num_tokens, k, dtype=torch.int32, device=x.device)
     share = torch.empty(num_tokens, k, device=x.device)
     if num_tokens:
         images = is_image.contiguous().view(torch.uint8) if is_image is not None else chosen
         route_kernel[(num_tokens,)](
-            logits, router.bias, router.bias_vl, images, chosen, share, router.scaling, router.temperature,
-            num_experts, next_power_of_2(num_experts), k, next_power_of_2(k), router.scoring,
-            router.normalize, is_image is not None, num_warps=1,
+            logits, router.bias, router.bias_vl, images, chosen, share, num_tokens, router.scaling, router.temperature,
+            len(logits), num_experts, next_power_of_2(num_experts), k, next_power_of_2(k), router.scoring,
+            router.normalize, is_image is not None, num_warps=1, launch_pdl=True,
         )  # fmt: skip
     return chosen, share
+
+
+def _logits(x: Tensor, matrix: Matrix) -> Tensor:
+    """Logits of each piece of the width [pieces, T, E] float32; how many there are does not depend on the tokens."""
+    width = x.shape[1]
+    if matrix.rounds_input or width % (PIECES * PIECE_WIDTH):
+        return linear(x, matrix).unsqueeze(0)
+    assert isinstance(matrix.rows, Rows), "bf16 matrices are not packed"
+    require(matrix.rows.values.shape[1] == width, f"x is {width} wide; it must be {matrix.rows.values.shape[1]}")
+    return matmul_in_pieces(x, matrix.rows.values, PIECES)
 
 
 def prepare_experts(experts: ExpertWeights) -> Experts:
@@ -147,6 +164,7 @@ def prepare_experts(experts: ExpertWeights) -> Experts:
 def combine_kernel(
     pairs, of_pairs, out, WIDTH: tl.constexpr, ACTIVE: tl.constexpr, TILE: tl.constexpr, HAS_PLACES: tl.constexpr
 ):
+    begin()
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * TILE + tl.arange(0, TILE)
     total = tl.zeros([TILE], tl.float32)
@@ -181,7 +199,15 @@ def experts(x: Tensor, chosen: Tensor, share: Tensor, experts: Experts) -> Tenso
         pairs = expert_matmul(swiglu(both, share, experts.limit), experts.down, order, ends, 1)
     tile = min(1024, next_power_of_2(hidden))
     combine_kernel[(num_tokens, cdiv(hidden, tile))](
-        pairs, pairs if of_pairs is None else of_pairs, out, hidden, k, tile, of_pairs is not None, num_warps=4
+        pairs,
+        pairs if of_pairs is None else of_pairs,
+        out,
+        hidden,
+        k,
+        tile,
+        of_pairs is not None,
+        num_warps=4,
+        launch_pdl=True,
     )
     return out
 
@@ -194,6 +220,7 @@ def prepare_shared_expert(expert: ExpertWeights) -> SharedExpert:
 
 @triton.jit
 def add_kernel(a, b, out, num_numbers, TILE: tl.constexpr):
+    begin()
     at = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     is_here = at < num_numbers
     total = tl.load(a + at, mask=is_here) + tl.load(b + at, mask=is_here).to(tl.float32)
@@ -211,5 +238,7 @@ def shared_expert(x: Tensor, routed: Tensor, expert: SharedExpert) -> Tensor:
         own = linear(swiglu(both, None, expert.limit), down)
     out = torch.empty_like(own)
     if own.numel():
-        add_kernel[(cdiv(own.numel(), 1024),)](routed.contiguous(), own, out, own.numel(), 1024, num_warps=4)
+        add_kernel[(cdiv(own.numel(), 1024),)](
+            routed.contiguous(), own, out, own.numel(), 1024, num_warps=4, launch_pdl=True
+        )
     return out

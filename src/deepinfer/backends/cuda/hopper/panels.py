@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from deepinfer.backends.cuda.hopper.begin import begin
 from deepinfer.backends.cuda.hopper.quant import fold_groups
 from deepinfer.backends.cuda.hopper.sizes import next_power_of_2
 from deepinfer.ops.reference.shapes import expect
@@ -71,6 +72,7 @@ def quantise_panels_kernel(
     WIDTH: tl.constexpr, PADDED: tl.constexpr, GROUPS: tl.constexpr, COPIES: tl.constexpr,
 ):  # fmt: skip
     """One token to its place, or to the places of its COPIES pairs."""
+    begin()
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, GROUPS)[:, None] * 32 + tl.arange(0, 32)[None, :]
     values = tl.load(x + row * row_stride + column, mask=column < WIDTH, other=0.0).to(tl.float32)
@@ -92,7 +94,7 @@ def quantise_panels(x: Tensor, padded_width: int, places: Places | None = None) 
         of_pairs, copies = (places.of_pairs, len(places.of_pairs) // num_rows) if places else (x, 0)
         quantise_panels_kernel[(num_rows,)](
             x, of_pairs, panels.codes, panels.scale, x.stride(0), panels.size, width, padded_width, groups, copies,
-            num_warps=8 if groups > 64 else 4,
+            num_warps=8 if groups > 64 else 4, launch_pdl=True,
         )  # fmt: skip
     return panels
 
@@ -100,6 +102,7 @@ def quantise_panels(x: Tensor, padded_width: int, places: Places | None = None) 
 @triton.jit
 def place_kernel(chosen, of_pairs, begins, ends, num_pairs, TILE: tl.constexpr):
     """Places of one expert's pairs, in their order, behind those of the experts before."""
+    begin()
     expert = tl.program_id(0)
     pair = tl.arange(0, TILE)
     before, own = tl.zeros([TILE], tl.int32), tl.zeros([TILE], tl.int32)
@@ -122,5 +125,7 @@ def places_of(chosen: Tensor, num_experts: int) -> Places:
     num_pairs, device = chosen.numel(), chosen.device
     of_pairs = torch.empty(num_pairs, dtype=torch.int32, device=device)
     begins, ends = torch.empty(2, num_experts, dtype=torch.int32, device=device)
-    place_kernel[(num_experts,)](chosen.contiguous(), of_pairs, begins, ends, num_pairs, 1024, num_warps=4)
+    place_kernel[(num_experts,)](
+        chosen.contiguous(), of_pairs, begins, ends, num_pairs, 1024, num_warps=4, launch_pdl=True
+    )
     return Places(of_pairs, begins, ends, num_pairs + 8 * (num_experts + 1))

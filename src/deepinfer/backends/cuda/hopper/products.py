@@ -1,4 +1,4 @@
-"""FP8 products on the matrix unit, by CUDA C++ (`native/products.cu`): packed matrices, and the launch.
+"""FP8 products on the matrix unit, by CUDA C++ (`native/*products.cu`): packed matrices, and the launch.
 
 A matrix is packed once: e4m3 or e2m1 codes in the order in which the matrix unit's registers want them, in chunks of 64
 rows and 128 columns that a bulk copy can bring. Results have the bits of Triton's products (`linear.py`, `experts.py`).
@@ -19,6 +19,7 @@ from deepinfer.backends.cuda.hopper.panels import STEP, TOKEN_TILE, Panels, Plac
 from deepinfer.backends.cuda.native import Kernel, load, num_multiprocessors
 
 SOURCE = Path(__file__).parent / "native" / "products.cu"
+FEW_SOURCE = SOURCE.with_name("few_products.cu")
 WIDTH_TILE, ROW_TILE = 256, 256  # to which matrices are padded
 E4M3_CHUNK, E2M1_CHUNK = 8192, 4352  # bytes of 64 rows of a step
 MAX_EXPERTS = 512
@@ -26,19 +27,19 @@ WIDE_PAIRS, WIDE_BYTES = 2048, 1 << 30  # pairs an expert above which e2m1 is wi
 
 
 class Form(NamedTuple):
-    """One of the two forms of the kernel: tiles of rows (of a cluster) and tokens, and its launch."""
+    """One of the two forms of the kernel: tiles of rows, of a cluster, and tokens, and its launch."""
 
     name: str
+    source: Path
     rows: int
     tokens: int
     threads: int
-    shared_bytes: int
-    blocks: int  # of a multiprocessor
     cluster: int
 
 
-MANY = Form("many", 256, TOKEN_TILE, 384, 220 * 1024, 1, 2)
-FEW = Form("few", 64, 64, 160, 112 * 1024, 2, 1)
+MANY = Form("many", SOURCE, 256, TOKEN_TILE, 384, 2)
+FEW = Form("few", FEW_SOURCE, 128, 64, 384, 2)
+SHARED_BYTES = 222 * 1024
 
 
 class Packed(NamedTuple):
@@ -70,7 +71,7 @@ def can_pack(num_rows: int, num_experts: int, device: torch.device) -> bool:
 def kernel_for(chunk: int, form: Form, device: torch.device) -> Kernel | None:
     """The kernel for chunks of this many bytes; None where it cannot be built."""
     name = f"{form.name}_{'e4m3' if chunk == E4M3_CHUNK else 'e2m1'}"
-    return load(SOURCE, name, form.threads, form.shared_bytes, device.index or 0)
+    return load(form.source, name, form.threads, SHARED_BYTES, device.index or 0)
 
 
 def widening_for(device: torch.device) -> Kernel | None:
@@ -119,15 +120,15 @@ def products(panels: Panels, matrix: Packed, places: Places | None = None) -> Te
     out = torch.empty(panels.size if places else num_tokens, matrix.num_rows, dtype=torch.bfloat16, device=device)
     if not num_tokens:
         return out
-    if places and len(places.of_pairs) > WIDE_PAIRS * num_experts and matrix.chunks.numel() * 2 <= WIDE_BYTES:
+    blocks, form = num_multiprocessors(device), form_for(matrix, panels, places)
+    is_wide = places and len(places.of_pairs) > WIDE_PAIRS * num_experts and form is MANY
+    if is_wide and matrix.chunks.numel() * 2 <= WIDE_BYTES:
         matrix = widened(matrix)
-    blocks = num_multiprocessors(device)
-    form = FEW if 4 * num_tiles(MANY, matrix, panels, places) <= blocks else MANY
     kernel = kernel_for(matrix.chunks.shape[-1], form, device)
     assert kernel is not None, "matrices are packed only where the kernel is"
     begins, ends = (places.begins, places.ends) if places else (None, None)
     kernel.launch(
-        (min(blocks * form.blocks, num_tiles(form, matrix, panels, places) * form.cluster), 1, 1),
+        (min(blocks, num_tiles(form, matrix, panels, places) * form.cluster), 1, 1),
         (panels.codes, panels.scale, matrix.chunks, matrix.scale, out, begins, ends, num_experts, num_tokens,
          panels.size, matrix.num_rows, steps),
     )  # fmt: skip
@@ -145,6 +146,11 @@ def widened(matrix: Packed) -> Packed:
     chunks = torch.empty(*shape, E4M3_CHUNK, dtype=torch.uint8, device=device)
     kernel.launch((math.prod(shape), 1, 1), (matrix.chunks, chunks))
     return matrix._replace(chunks=chunks)
+
+
+def form_for(matrix: Packed, panels: Panels, places: Places | None) -> Form:
+    """The faster form; results are the same."""
+    return FEW if 4 * num_tiles(MANY, matrix, panels, places) <= num_multiprocessors(matrix.chunks.device) else MANY
 
 
 def num_tiles(form: Form, matrix: Packed, panels: Panels, places: Places | None) -> int:

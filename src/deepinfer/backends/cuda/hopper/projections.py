@@ -9,10 +9,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from deepinfer.backends.cuda.hopper.begin import begin
 from deepinfer.backends.cuda.hopper.linear import grouped_matmul, linear
 from deepinfer.backends.cuda.hopper.matrices import Matrix, prepare_matrix
 from deepinfer.backends.cuda.hopper.norm import Norm, prepare_norm, rms_norm
 from deepinfer.backends.cuda.hopper.numbers import INVERSE_FP8_MAX, e4m3_bytes, exponent_above, power, to_bf16
+from deepinfer.backends.cuda.hopper.panels import Panels, empty_panels, write_panels
+from deepinfer.backends.cuda.hopper.products import Packed
+from deepinfer.backends.cuda.hopper.quant import fold_groups
 from deepinfer.backends.cuda.hopper.rope import rotate_heads, rotated_tail
 from deepinfer.backends.cuda.hopper.sizes import next_power_of_2
 from deepinfer.ops.reference import quant
@@ -60,16 +64,24 @@ def prepare_attention(attention: AttentionWeights) -> Attention:
 
 @triton.jit
 def split_down_kernel(
-    both, positions, q_norm, q_eps, kv_norm, kv_eps, frequencies, low_rank, window_rows,
+    both, positions, q_norm, q_eps, kv_norm, kv_eps, frequencies, low_rank, window_rows, codes, scale, size,
     RANK: tl.constexpr, WIDTH: tl.constexpr, ROPE: tl.constexpr, RANK_TILE: tl.constexpr, PAIRS: tl.constexpr,
+    PADDED: tl.constexpr,
 ):  # fmt: skip
-    """One token: both norms, the rotation of the window vector and its packed row."""
+    """One token: both norms, the rotation of the window vector and its packed row.
+
+    The low-rank query goes to panels of `size` places too where PADDED is their width.
+    """
+    begin()
     token = tl.program_id(0).to(tl.int64)
     both += token * (RANK + WIDTH)
     column = tl.arange(0, RANK_TILE)
     low = tl.load(both + column, mask=column < RANK, other=0.0).to(tl.float32)
     low = rms_norm(low, tl.load(q_norm + column, mask=column < RANK, other=0.0), RANK, q_eps)
     tl.store(low_rank + token * RANK + column, to_bf16(low), mask=column < RANK)
+    if PADDED:
+        folded, factor = fold_groups(tl.reshape(low, [RANK_TILE // 32, 32]), RANK_TILE // 32)
+        write_panels(codes, scale, token, size, folded, factor, PADDED, RANK_TILE // 32)
 
     column = tl.arange(0, PAIRS)[:, None] * 2 + tl.arange(0, 2)[None, :]
     is_here = column < WIDTH
@@ -78,42 +90,46 @@ def split_down_kernel(
     kv = rotated_tail(kv, tl.load(positions + token), frequencies, WIDTH, ROPE, PAIRS)
     groups = tl.reshape(kv, [PAIRS // 16, 32])
     exponent = exponent_above(tl.maximum(tl.max(tl.abs(groups), 1), 1e-4) * INVERSE_FP8_MAX)
-    codes = e4m3_bytes(groups * power(254 - tl.minimum(exponent, 253))[:, None])
+    packed = e4m3_bytes(groups * power(254 - tl.minimum(exponent, 253))[:, None])
     window_rows += token * (WIDTH // 32 * 33)
     group = tl.arange(0, PAIRS // 16)
     column = group[:, None] * 32 + tl.arange(0, 32)[None, :]
-    tl.store(window_rows + column, codes, mask=column < WIDTH)
+    tl.store(window_rows + column, packed, mask=column < WIDTH)
     tl.store(window_rows + WIDTH + group, exponent.to(tl.uint8), mask=group < WIDTH // 32)
 
 
 def attention_inputs(x: Tensor, positions: Tensor, attention: Attention) -> tuple[Tensor, Tensor, Tensor]:
     """Low-rank query [T, q_rank] bf16, rotated query [T, h, D] bf16, packed window rows [T, bytes] of x [T, H]."""
-    low_rank, window_rows = _split_down(x, positions, attention)
-    q = linear(low_rank, attention.wq_b).view(len(x), attention.num_heads, attention.dim)
+    low_rank, panels, window_rows = _split_down(x, positions, attention)
+    q = linear(panels or low_rank, attention.wq_b).view(len(x), attention.num_heads, attention.dim)
     rotate_heads(q, positions, attention.frequencies)
     return low_rank, q, window_rows
 
 
 def main_rows(x: Tensor, positions: Tensor, attention: Attention) -> Tensor:
     """Packed window rows [T, bytes] of x [T, H]."""
-    return _split_down(x, positions, attention)[1]
+    return _split_down(x, positions, attention)[2]
 
 
-def _split_down(x: Tensor, positions: Tensor, attention: Attention) -> tuple[Tensor, Tensor]:
+def _split_down(x: Tensor, positions: Tensor, attention: Attention) -> tuple[Tensor, Panels | None, Tensor]:
+    """The low-rank query, the same in panels where wq_b takes them, and window rows."""
     expect("x", x, (None, None), torch.bfloat16)
     num_tokens, rank, dim = len(x), len(attention.q_norm.weight), attention.dim
     expect("positions", positions, (num_tokens,), torch.int32)
     both = linear(x, attention.down)
     low_rank = torch.empty(num_tokens, rank, dtype=torch.bfloat16, device=x.device)
     window_rows = torch.empty(num_tokens, dim // 32 * 33, dtype=torch.uint8, device=x.device)
+    padded = attention.wq_b.rows.padded_width if isinstance(attention.wq_b.rows, Packed) else 0
+    panels = empty_panels(num_tokens, padded, None, x.device) if padded else None
     if num_tokens:
+        codes, scale, size = (panels.codes, panels.scale, panels.size) if panels else (window_rows, low_rank, 0)
         split_down_kernel[(num_tokens,)](
-            both, positions, attention.q_norm.weight, attention.q_norm.eps,
-            attention.kv_norm.weight, attention.kv_norm.eps, attention.frequencies, low_rank, window_rows,
-            rank, dim, 2 * len(attention.frequencies), next_power_of_2(rank), next_power_of_2(dim) // 2,
-            num_warps=4, enable_fp_fusion=False,
+            both, positions, attention.q_norm.weight, attention.q_norm.eps, attention.kv_norm.weight,
+            attention.kv_norm.eps, attention.frequencies, low_rank, window_rows, codes, scale, size,
+            rank, dim, 2 * len(attention.frequencies), next_power_of_2(max(rank, padded)), next_power_of_2(dim) // 2,
+            padded, num_warps=4, enable_fp_fusion=False, launch_pdl=True,
         )  # fmt: skip
-    return low_rank, window_rows
+    return low_rank, panels, window_rows
 
 
 def project_out(attended: Tensor, attention: Attention) -> Tensor:

@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from deepinfer.backends.cuda.hopper.begin import begin
 from deepinfer.backends.cuda.hopper.numbers import (
     INVERSE_FP8_MAX,
     e4m3_bytes,
@@ -47,6 +48,7 @@ def fold_groups(x, GROUPS: tl.constexpr):
 
 @triton.jit
 def quantise_kernel(x, codes, scale, row_stride, WIDTH: tl.constexpr, GROUPS: tl.constexpr):
+    begin()
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, GROUPS)[:, None] * 32 + tl.arange(0, 32)[None, :]
     values = tl.load(x + row * row_stride + column, mask=column < WIDTH, other=0.0).to(tl.float32)
@@ -63,7 +65,9 @@ def quantise(x: Tensor) -> Rows:
     scale = torch.empty(num_rows, dtype=torch.float32, device=device)
     if num_rows:
         groups = next_power_of_2(-(-width // 32))
-        quantise_kernel[(num_rows,)](x, codes, scale, x.stride(0), width, groups, num_warps=8 if groups > 64 else 4)
+        quantise_kernel[(num_rows,)](
+            x, codes, scale, x.stride(0), width, groups, num_warps=8 if groups > 64 else 4, launch_pdl=True
+        )
     return Rows(codes.view(E4M3), scale)
 
 

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from deepinfer.backends.cuda.hopper.begin import begin
 from deepinfer.backends.cuda.hopper.sizes import next_power_of_2
 from deepinfer.ops.batch import TokenBatch
 from deepinfer.ops.reference.shapes import expect
@@ -17,6 +18,7 @@ def write_ring_kernel(
     values, ring, positions, rows, row_offsets, row_starts, row_slots,
     length, slot_stride, num_slots, NUMBERS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
+    begin()
     token = tl.program_id(0).to(tl.int64)
     row = tl.load(rows + token)
     slot = tl.load(row_slots + row)
@@ -43,5 +45,5 @@ def write_ring(ring: Tensor, values: Tensor, batch: TokenBatch) -> None:
         ring, values = ring.view(torch.int32), values.view(torch.int32)
     write_ring_kernel[(batch.num_tokens,)](
         values, ring, batch.positions, batch.rows, batch.row_offsets, batch.row_starts, batch.row_slots,
-        ring.shape[1], ring.stride(0), ring.shape[0], numbers, next_power_of_2(numbers), num_warps=4,
+        ring.shape[1], ring.stride(0), ring.shape[0], numbers, next_power_of_2(numbers), num_warps=4, launch_pdl=True,
     )  # fmt: skip

@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from deepinfer.backends.cuda.hopper.begin import begin
 from deepinfer.backends.cuda.hopper.numbers import bf16_rounded, cosine, sine, to_bf16
 from deepinfer.backends.cuda.hopper.sizes import next_power_of_2
 
@@ -32,6 +33,7 @@ def rotate_heads_kernel(
     x, positions, frequencies, direction,
     HEADS: tl.constexpr, WIDTH: tl.constexpr, ROPE: tl.constexpr, HEAD_TILE: tl.constexpr, PAIRS: tl.constexpr,
 ):  # fmt: skip
+    begin()
     token = tl.program_id(0).to(tl.int64)
     head, pair = tl.arange(0, HEAD_TILE), tl.arange(0, PAIRS)
     column = tl.arange(0, 2 * PAIRS)
@@ -51,5 +53,5 @@ def rotate_heads(x: Tensor, positions: Tensor, frequencies: Tensor, *, backwards
     if num_tokens and rope:
         rotate_heads_kernel[(num_tokens,)](
             x, positions, frequencies, -1.0 if backwards else 1.0, heads, width, rope,
-            next_power_of_2(heads), next_power_of_2(rope // 2), num_warps=4,
+            next_power_of_2(heads), next_power_of_2(rope // 2), num_warps=4, launch_pdl=True,
         )  # fmt: skip

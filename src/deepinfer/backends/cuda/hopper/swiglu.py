@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from deepinfer.backends.cuda.hopper.begin import begin
 from deepinfer.backends.cuda.hopper.numbers import to_bf16
 from deepinfer.backends.cuda.hopper.panels import Panels, Places, empty_panels, write_panels
 from deepinfer.backends.cuda.hopper.quant import E4M3, Rows, fold_groups
@@ -23,6 +24,7 @@ def swiglu_kernel(
 
     It goes to a row, or to panels of `size` places where PADDED is their width.
     """
+    begin()
     line = tl.program_id(0).to(tl.int64)
     factor = tl.load(share + line) if HAS_SHARE else 1.0
     if HAS_PLACES:
@@ -79,5 +81,6 @@ def _launch(
     if count:
         swiglu_kernel[(count,)](
             both, both if share is None else share, both if of_pairs is None else of_pairs, codes, scale, limit, size,
-            inner, padded_width, groups, share is not None, limit > 0, of_pairs is not None, num_warps=4,
+            inner, padded_width, groups, share is not None, limit > 0, of_pairs is not None,
+            num_warps=4, launch_pdl=True,
         )  # fmt: skip

@@ -259,6 +259,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attend(const __grid_con
         init(queries_there(shared), GROUP / 32);
         init(queries_used(shared), GROUP / 32);
     }
+    begin();
     __syncthreads();
     if (group == 0) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 128;");

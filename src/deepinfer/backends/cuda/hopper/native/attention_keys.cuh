@@ -45,8 +45,6 @@ __device__ inline void copy_piece(u32 to, const void *from) {  // 16 bytes
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 
-__device__ inline void prefetch(const u8 *from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }
-
 // Units in the order of a block's items: four of queries (four rows, their last 256 columns), then those of keys.
 struct Supply {
     const Arguments &a;

@@ -10,6 +10,12 @@ typedef long long i64;
 
 constexpr int GROUP = 128;  // threads that issue matrix instructions together
 
+// Waits for the kernel before this one to end; then the next one may start, and come as far as its own wait. So what a
+// kernel does before it must not write, nor read what the kernel before it wrote; those before that have ended.
+__device__ inline void begin() {
+    asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+}
+
 // ---- barriers, fences, matrix instructions
 
 __device__ inline void init(u32 barrier, int count) {
@@ -31,11 +37,11 @@ __device__ inline void copy(u32 to, const void *from, u32 bytes, u32 barrier) {
                  ::"r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");
 }
 
-// Starts a copy to the same place of both blocks of a cluster, told to the same barrier of each.
-__device__ inline void copy_to_pair(u32 to, const void *from, u32 bytes, u32 barrier) {
+// Starts a copy to the same place of all blocks of a cluster, told to the same barrier of each.
+template <int CLUSTER> __device__ inline void copy_to_all(u32 to, const void *from, u32 bytes, u32 barrier) {
     asm volatile(
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], %4;"
-        ::"r"(to), "l"(from), "r"(bytes), "r"(barrier), "h"((u16)3) : "memory");
+        ::"r"(to), "l"(from), "r"(bytes), "r"(barrier), "h"((u16)((1 << CLUSTER) - 1)) : "memory");
 }
 
 __device__ inline void wait(u32 barrier, int parity) {
@@ -70,6 +76,12 @@ __device__ inline void meet() {
 __device__ inline void arrive_at(u32 barrier, u32 rank) {
     asm volatile("{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
                  "mbarrier.arrive.shared::cluster.b64 _, [there];\n}" ::"r"(barrier), "r"(rank) : "memory");
+}
+
+// A warp's, at the barriers in this place of all blocks.
+template <int CLUSTER> __device__ inline void cluster_arrive(u32 barrier) {
+    __syncwarp();
+    if (threadIdx.x % 32 < CLUSTER) arrive_at(barrier, threadIdx.x % 32);
 }
 
 // ---- copies from shared memory to the device's
@@ -109,6 +121,8 @@ __device__ inline u64 matrix(u32 at, u32 panels) {
     "+f"(d[i + 6]), "+f"(d[i + 7])
 #define ACC32(d, i) ACC8(d, i), ACC8(d, i + 8), ACC8(d, i + 16), ACC8(d, i + 24)
 
+__device__ inline void prefetch(const void *from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }
+
 // ---- 16 bytes, and two bf16
 
 struct Four {
@@ -127,7 +141,7 @@ __device__ inline Four load(u32 at) {
 
 __device__ inline Four fetch(const void *at) {
     Four x;
-    asm volatile("ld.global.nc.v4.b32 {%0,%1,%2,%3}, [%4];" : "=r"(x.a), "=r"(x.b), "=r"(x.c), "=r"(x.d) : "l"(at));
+    asm volatile("ld.global.v4.b32 {%0,%1,%2,%3}, [%4];" : "=r"(x.a), "=r"(x.b), "=r"(x.c), "=r"(x.d) : "l"(at));
     return x;
 }
 

@@ -85,6 +85,7 @@ template <int TILES> __device__ inline void mix(const Arguments &given) {
     const u8 *own_fn = (const u8 *)given.fn + (i64)part * FN_BYTES + lane * 16;
     for (int line = warp; line < STEPS * FN_LINES; line += WARPS) copy_line(fn + line * LINE, own_fn + line * LINE);
     copies_end();
+    begin();
     // The next step to copy: of which tokens, which stretch and stream, to which place of the ring.
     int next_token = first, next_step = 0, next_place = 0;
     const u16 *next_line = given.streams + (i64)first * WIDTH + column;
@@ -174,9 +175,10 @@ __device__ inline void finish_mixes(const Arguments &given, i64 token, int lane)
     __shared__ float mixes[32];
     const float *parts = given.sums + token * PARTS * SUMS + min(lane, MIXES);
     float values[PARTS], total = 0, eps = (float)given.eps;
+    float gain = given.gain[min(lane, MIXES - 1)], base = given.base[min(lane, MIXES - 1)];
+    begin();
 #pragma unroll
     for (int i = 0; i < PARTS; ++i) values[i] = parts[i * SUMS];
-    float gain = given.gain[min(lane, MIXES - 1)], base = given.base[min(lane, MIXES - 1)];
 #pragma unroll
     for (int i = 0; i < PARTS; ++i) total += values[i];
     float scale = rsqrtf(__shfl_sync(ALL, total, MIXES) * (1.0f / WIDTH) + (float)given.mix_eps);
@@ -228,7 +230,12 @@ extern "C" __global__ void __launch_bounds__(32 * (FINISH_WARPS + 1)) finish(con
     if (warp == FINISH_WARPS) return finish_mixes(given, token, lane);
     uint4 *x = (uint4 *)(given.x + token * HIDDEN) + threadIdx.x, pieces[PIECES];
     const float4 *norm = (const float4 *)given.norm + 2 * threadIdx.x;
+    float4 weights[PIECES][2];
     float square = 0;
+#pragma unroll
+    for (int i = 0; i < PIECES; ++i)
+        weights[i][0] = norm[i * 64 * FINISH_WARPS], weights[i][1] = norm[i * 64 * FINISH_WARPS + 1];
+    begin();
 #pragma unroll
     for (int i = 0; i < PIECES; ++i) pieces[i] = x[i * 32 * FINISH_WARPS];
 #pragma unroll
@@ -247,7 +254,7 @@ extern "C" __global__ void __launch_bounds__(32 * (FINISH_WARPS + 1)) finish(con
     };
 #pragma unroll
     for (int i = 0; i < PIECES; ++i) {
-        float4 a = norm[i * 64 * FINISH_WARPS], b = norm[i * 64 * FINISH_WARPS + 1];
+        float4 a = weights[i][0], b = weights[i][1];
         uint4 p = pieces[i];
         x[i * 32 * FINISH_WARPS] = {normed(p.x, a.x, a.y), normed(p.y, a.z, a.w), normed(p.z, b.x, b.y), normed(p.w, b.z, b.w)};
     }

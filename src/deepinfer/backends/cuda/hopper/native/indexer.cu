@@ -176,6 +176,7 @@ extern "C" __global__ void __launch_bounds__(GROUP, 4) score_keys(const KeyArgum
     __shared__ i64 places[MAX_TILES];
     __shared__ alignas(16) float halves[4][TOKENS * 8 + 4];  // by thread of four; the four behind spread the banks
     int thread = threadIdx.x, lane = thread % 32;
+    begin();
     int first = max(given.tile_firsts[blockIdx.x], (int)given.part_first);
     int last = min(given.tile_lasts[blockIdx.x], (int)given.part_last);
     if (first >= last) return;
@@ -256,6 +257,7 @@ extern "C" __global__ void __launch_bounds__(GROUP, 6) score_candidates(const Ca
     __shared__ i64 places[MAX_BLOCKS];
     __shared__ int seen[MAX_BLOCKS];
     int thread = threadIdx.x, lane = thread % 32;
+    begin();
     int token = given.part_first + blockIdx.x, limit = given.visible[token], num_candidates = given.num_candidates;
     int begin = blockIdx.y * (int)given.num_tiles * 8;  // of candidate blocks, eight to a tile
     int num_tiles = min((int)given.num_tiles, (num_candidates - begin + 7) / 8);

@@ -39,6 +39,7 @@ __device__ inline u64 address(const u8 *place, const u8 *other) { return place ?
 
 extern "C" __global__ void __launch_bounds__(GROUP) find_places(const __grid_constant__ Arguments a) {
     constexpr int AT_ONCE = 4;  // entries of a thread, each of which takes two reads, one after the other
+    begin();
     const int token = blockIdx.x, row = a.token_rows[token];
     u64 *to = a.places + token * a.num_keys;
     int entries[AT_ONCE];

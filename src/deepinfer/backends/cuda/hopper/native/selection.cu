@@ -4,8 +4,7 @@
 // smaller, is found by counting the integers of a range in equal bins: the bin that holds it is the next range, after
 // three times at most a single number. Which columns are chosen is a bitmap, whose words are then written out in order.
 
-typedef unsigned int u32;
-typedef long long i64;
+#include "hopper.cuh"
 
 constexpr int THREADS = 512, WARPS = THREADS / 32, BINS = 4 * THREADS, BLOCK = 8;
 constexpr u32 ALL = ~0u;
@@ -48,6 +47,7 @@ __device__ inline u32 sum_before(u32 value, u32 *totals) {
 template <int PER, bool HAS_BLOCKS> __device__ inline void choose(const Arguments &given) {
     __shared__ Row row;
     int thread = threadIdx.x, lane = thread % 32, warp = thread / 32, count = given.count;
+    begin();
     int limit = (given.visible[blockIdx.x] + (int)given.unit - 1) / (int)given.unit;
     const float *scores = given.scores + blockIdx.x * given.score_stride;
     const int *blocks = given.blocks + blockIdx.x * given.num_blocks;
