@@ -55,6 +55,8 @@ FUNCTIONS: tuple[Callable[..., Any], ...] = (
     draft.draft_head,
     draft.draft_next,
     tokens.store_tokens,
+    sample.best_tokens,
+    sample.best_logprobs,
     sample.draw,
 )
 

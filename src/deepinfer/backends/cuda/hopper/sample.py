@@ -1,4 +1,4 @@
-"""The draw in one pass over the logits, without asking the device which rows are random.
+"""The likeliest token and the draw, each in one pass over the logits, without asking the device which rows are random.
 
 A row is cut into parts of one fixed size. The noise of an id is that of `ops/reference/sample.py`: SplitMix64 of (seed,
 position, id), and the logarithms are those of float64.
@@ -15,6 +15,7 @@ from deepinfer.backends.cuda.hopper.sizes import cdiv, next_power_of_2
 from deepinfer.ops.reference.shapes import expect
 
 PART = 2048  # ids
+BEST_PART = 4096  # of what does no arithmetic
 
 
 @triton.jit
@@ -78,3 +79,70 @@ def draw(logits: Tensor, temperature: Tensor, seeds: Tensor, positions: Tensor) 
         )  # fmt: skip
         choose_kernel[(num_rows,)](scores, ids, chosen, num_ids, num_parts, next_power_of_2(num_parts), num_warps=1)
     return chosen
+
+
+@triton.jit
+def peak_kernel(logits, peaks, ids, sums, row_stride, num_ids, num_parts, PART: tl.constexpr):
+    """The largest logit of one part of a row, the lowest id that has it, and the sum of exp(logit - largest).
+
+    Where there is NaN the largest is infinity, so that neither is taken for a number.
+    """
+    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    token = part * PART + tl.arange(0, PART)
+    is_id = token < num_ids
+    value = tl.load(logits + row * row_stride + token, mask=is_id, other=float("-inf"))
+    peak, at = tl.max(value, 0), row * num_parts + part
+    has_nan = tl.max((value != value).to(tl.int32), 0) > 0
+    tl.store(peaks + at, tl.where(has_nan, float("inf"), peak))
+    tl.store(ids + at, tl.min(tl.where(is_id & (value == peak), token, num_ids), 0))
+    tl.store(sums + at, tl.sum(tl.exp(value - tl.where(peak > float("-inf"), peak, 0.0)), 0))
+
+
+@triton.jit
+def best_of_parts_kernel(
+    peaks, ids, sums, token_ids, is_finite, logprobs, num_ids, num_parts, PARTS: tl.constexpr
+):  # fmt: skip
+    """The best part of one row."""
+    row, part = tl.program_id(0).to(tl.int64), tl.arange(0, PARTS)
+    at, is_part = row * num_parts + part, part < num_parts
+    peaks_of = tl.load(peaks + at, mask=is_part, other=float("-inf"))
+    peak = tl.max(peaks_of, 0)
+    token = tl.load(ids + at, mask=is_part, other=num_ids)
+    token = tl.min(tl.where(peaks_of == peak, token, num_ids), 0)
+    total = tl.sum(tl.load(sums + at, mask=is_part, other=0.0) * tl.exp(peaks_of - peak), 0)
+    finite = (peak > float("-inf")) & (peak < float("inf"))
+    tl.store(token_ids + row, tl.where(finite, token, 0).to(tl.int64))
+    tl.store(is_finite + row, finite.to(tl.uint8))
+    tl.store(logprobs + row, -tl.log(total))
+
+
+def best_tokens(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """The id [n] int64 of each row's largest logit, the lower of equal ones, and is_finite [n] bool; else id 0."""
+    token_ids, is_finite, _ = _best(logits)
+    return token_ids, is_finite
+
+
+def best_logprobs(logits: Tensor) -> Tensor:
+    """The log-probability [n] float32 of each row's likeliest token."""
+    return _best(logits)[2]
+
+
+def _best(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    expect("logits", logits, (None, None), torch.float32)
+    (num_rows, num_ids), device = logits.shape, logits.device
+    if logits.stride(1) != 1:
+        logits = logits.contiguous()
+    num_parts = cdiv(num_ids, BEST_PART)
+    peaks, sums = torch.empty(2, num_rows, num_parts, device=device)
+    ids = torch.empty(num_rows, num_parts, dtype=torch.int32, device=device)
+    token_ids = torch.empty(num_rows, dtype=torch.int64, device=device)
+    is_finite, logprobs = torch.empty(num_rows, dtype=torch.bool, device=device), torch.empty(num_rows, device=device)
+    if num_rows:
+        peak_kernel[(num_rows, num_parts)](
+            logits, peaks, ids, sums, logits.stride(0), num_ids, num_parts, BEST_PART, num_warps=8
+        )
+        best_of_parts_kernel[(num_rows,)](
+            peaks, ids, sums, token_ids, is_finite.view(torch.uint8), logprobs, num_ids, num_parts,
+            next_power_of_2(num_parts), num_warps=1,
+        )  # fmt: skip
+    return token_ids, is_finite, logprobs
