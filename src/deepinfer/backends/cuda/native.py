@@ -21,6 +21,7 @@ from deepinfer import log
 logger = log.get(__name__)
 MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 FLAGS = ("--std=c++17",)
+POINTER_BYTES = 8
 
 
 class BuildError(Exception):
@@ -30,9 +31,9 @@ class BuildError(Exception):
 class Kernel:
     """A kernel on one device, launched with a fixed number of threads and bytes of shared memory."""
 
-    def __init__(self, image: bytes, name: str, threads: int, shared_bytes: int) -> None:
+    def __init__(self, image: bytes, name: str, threads: int, shared_bytes: int, device: int) -> None:
         """image: a cubin. Raises BuildError where the driver refuses it."""
-        self._driver, self._threads, self._shared_bytes = _driver(), threads, shared_bytes
+        self._driver, self._threads, self._shared_bytes, self._device = _driver(), threads, shared_bytes, device
         self._module, self._function = ctypes.c_void_p(), ctypes.c_void_p()
         self._call("cuModuleLoadData", ctypes.byref(self._module), image)
         self._call("cuModuleGetFunction", ctypes.byref(self._function), self._module, name.encode())
@@ -40,19 +41,27 @@ class Kernel:
 
     def launch(self, grid: tuple[int, int, int], arguments: Sequence[Tensor | int | float | None]) -> None:
         """Queue the kernel on the current stream; tensors are passed by address. Raises BuildError on refusal."""
-        numbers = [value.data_ptr() if isinstance(value, Tensor) else value or 0 for value in arguments]
-        members = "".join("d" if isinstance(number, float) else "q" for number in numbers)
-        packed = ctypes.create_string_buffer(struct.pack(members, *numbers))
-        parameters = (ctypes.c_void_p * 1)(ctypes.addressof(packed))
-        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-        threads = self._threads, 1, 1
-        self._call("cuLaunchKernel", self._function, *grid, *threads, self._shared_bytes, stream, parameters, None)
+        numbers = [value.data_ptr() if type(value) is Tensor else value or 0 for value in arguments]
+        layout, memory = _layout(*map(type, numbers))
+        packed = memory()
+        address = ctypes.addressof(packed)
+        layout.pack_into(packed, 0, address + POINTER_BYTES, *numbers)
+        stream = ctypes.c_void_p(torch._C._cuda_getCurrentRawStream(self._device))
+        sizes = *grid, self._threads, 1, 1, self._shared_bytes
+        self._call("cuLaunchKernel", self._function, *sizes, stream, ctypes.c_void_p(address), None)
 
     def _call(self, name: str, *arguments: object) -> None:
         if code := getattr(self._driver, name)(*arguments):
             text = ctypes.c_char_p()
             self._driver.cuGetErrorString(code, ctypes.byref(text))
             raise BuildError(f"{name} failed: {(text.value or b'unknown error').decode()}")
+
+
+@functools.cache
+def _layout(*members: type) -> tuple[struct.Struct, type[ctypes.Array[ctypes.c_char]]]:
+    """A pointer and a struct of these members behind it, which it is to point at, and memory for both."""
+    layout = struct.Struct("q" + "".join("d" if member is float else "q" for member in members))
+    return layout, ctypes.c_char * layout.size
 
 
 @functools.cache
@@ -82,7 +91,7 @@ def load(file: Path, name: str, threads: int, shared_bytes: int, device: int) ->
     try:
         with torch.cuda.device(device):
             torch.cuda.synchronize()  # makes the device's context, if nothing has used it before
-            return Kernel(compile_source(file, f"sm_{major}{minor}a"), name, threads, shared_bytes)
+            return Kernel(compile_source(file, f"sm_{major}{minor}a"), name, threads, shared_bytes, device)
     except BuildError as error:
         logger.warning("no CUDA C++ kernel of %s: %s; Triton's, which is slower, takes its place", file.stem, error)
         return None

@@ -137,6 +137,7 @@ def draft_next(logits: Tensor, x: Tensor, previous: Tensor, draft: Draft) -> tup
     expect("logits", logits, (num_tokens, num_ids), torch.float32)
     expect("x", x, (num_tokens, draft.confidence.shape[1] - rank), torch.bfloat16)
     expect("previous", previous, (None,), torch.int64)
+    previous = previous.contiguous()
     out = torch.empty(num_tokens, num_ids, device=logits.device)
     confidence = torch.empty(num_tokens, device=logits.device)
     if not num_tokens:
