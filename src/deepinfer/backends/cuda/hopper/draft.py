@@ -1,4 +1,4 @@
-"""The draft head around its blocks: what it reads of the streams, and what the token before a draft adds to its logits."""
+"""The draft head around its blocks: what it reads of the streams, and what the token before a draft adds."""
 
 from __future__ import annotations
 

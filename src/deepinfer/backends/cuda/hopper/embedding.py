@@ -48,11 +48,10 @@ def embed_kernel(
     """Columns of one token's row into all its streams."""
     token, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     column, stream = part * TILE + tl.arange(0, TILE), tl.arange(0, PADDED)
-    row = tl.load(tokens + token)
-    is_here = (column < HIDDEN) & (row >= 0) & (row < num_ids)
-    value = tl.load(table + row * HIDDEN + column, mask=is_here, other=0.0)
-    at = streams + (token * STREAMS + stream)[:, None] * HIDDEN + column[None, :]
-    tl.store(at, value[None, :].broadcast_to([PADDED, TILE]), mask=(stream < STREAMS)[:, None] & (column < HIDDEN)[None, :])
+    row, is_column = tl.load(tokens + token), column < HIDDEN
+    value = tl.load(table + row * HIDDEN + column, mask=is_column & (row >= 0) & (row < num_ids), other=0.0)
+    for place in tl.static_range(STREAMS):
+        tl.store(streams + (token * STREAMS + place) * HIDDEN + column, value, mask=is_column)
     first = tl.where(stream == 0, 1.0, 0.0)
     tl.store(pre + token * STREAMS + stream, first, mask=(stream < STREAMS) & (part == 0))
 

@@ -82,6 +82,11 @@ def draw(logits: Tensor, temperature: Tensor, seeds: Tensor, positions: Tensor) 
 
 
 @triton.jit
+def is_number(x):
+    return (x > float("-inf")) & (x < float("inf"))
+
+
+@triton.jit
 def peak_kernel(logits, peaks, ids, sums, row_stride, num_ids, num_parts, PART: tl.constexpr):
     """The largest logit of one part of a row, the lowest id that has it, and the sum of exp(logit - largest).
 
@@ -95,7 +100,7 @@ def peak_kernel(logits, peaks, ids, sums, row_stride, num_ids, num_parts, PART: 
     has_nan = tl.max((value != value).to(tl.int32), 0) > 0
     tl.store(peaks + at, tl.where(has_nan, float("inf"), peak))
     tl.store(ids + at, tl.min(tl.where(is_id & (value == peak), token, num_ids), 0))
-    tl.store(sums + at, tl.sum(tl.exp(value - tl.where(peak > float("-inf"), peak, 0.0)), 0))
+    tl.store(sums + at, tl.sum(tl.exp(value - tl.where(is_number(peak), peak, 0.0)), 0))
 
 
 @triton.jit
@@ -109,11 +114,12 @@ def best_of_parts_kernel(
     peak = tl.max(peaks_of, 0)
     token = tl.load(ids + at, mask=is_part, other=num_ids)
     token = tl.min(tl.where(peaks_of == peak, token, num_ids), 0)
-    total = tl.sum(tl.load(sums + at, mask=is_part, other=0.0) * tl.exp(peaks_of - peak), 0)
-    finite = (peak > float("-inf")) & (peak < float("inf"))
+    finite = is_number(peak)
+    share = tl.exp(tl.where(finite, peaks_of - tl.where(finite, peak, 0.0), 0.0))
+    total = tl.sum(tl.load(sums + at, mask=is_part, other=0.0) * share, 0)
     tl.store(token_ids + row, tl.where(finite, token, 0).to(tl.int64))
     tl.store(is_finite + row, finite.to(tl.uint8))
-    tl.store(logprobs + row, -tl.log(total))
+    tl.store(logprobs + row, tl.where(finite, -tl.log(tl.where(finite, total, 1.0)), float("nan")))
 
 
 def best_tokens(logits: Tensor) -> tuple[Tensor, Tensor]:
