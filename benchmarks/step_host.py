@@ -69,7 +69,7 @@ class NoModel:
     def forward(self, batch: ForwardBatch) -> Hidden:
         return Hidden(torch.zeros(len(batch.tokens), 1, 1), torch.zeros(len(batch.tokens), 1))
 
-    def logits(self, hidden: Hidden) -> Tensor:
+    def logits(self, hidden: Hidden, out: Tensor | None = None) -> Tensor:
         return torch.zeros(len(hidden.pre), VOCAB)
 
     def block(self, tokens: Tensor, batch: TokenBatch) -> tuple[Tensor, Tensor]:

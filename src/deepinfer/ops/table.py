@@ -72,8 +72,8 @@ class Ops:
         """Pack the final norm and the head."""
         raise NotImplementedError
 
-    def head(self, streams: Tensor, pre: Tensor, head: Prepared) -> Tensor:
-        """Collapse streams [T, m, H] with pre [T, m], norm, multiply: logits [T, V] float32."""
+    def head(self, streams: Tensor, pre: Tensor, head: Prepared, out: Tensor | None = None) -> Tensor:
+        """Collapse streams [T, m, H] with pre [T, m], norm, multiply: logits [T, V] float32, in `out` if given."""
         raise NotImplementedError
 
     # -- hyper-connections

@@ -73,7 +73,7 @@ class StepGraphs:
 
         def step() -> None:
             hidden = self._model.forward(padded_batch(shape, self._staged.numbers, self._builder))
-            logits = self._logits[: shape.num_tokens].copy_(self._model.logits(hidden))
+            logits = self._model.logits(hidden, self._logits[: shape.num_tokens])
             token_ids, is_finite = self._ops.best_tokens(logits)
             self._token_ids[: shape.num_tokens].copy_(token_ids)
             self._is_finite[: shape.num_tokens].copy_(is_finite)

@@ -16,8 +16,8 @@ class Model(Protocol):
         """What `logits` reads, for the logit tokens in their order; writes the step's cache entries."""
         ...
 
-    def logits(self, hidden: Hidden) -> Tensor:
-        """Logits [tokens, vocab] float32."""
+    def logits(self, hidden: Hidden, out: Tensor | None = None) -> Tensor:
+        """Logits [tokens, vocab] float32, in `out` if it is given."""
         ...
 
 

@@ -82,9 +82,9 @@ class BoundModel:
         chosen = inputs.logit_tokens
         return Hidden(done.streams, done.pre) if chosen is None else Hidden(done.streams[chosen], done.pre[chosen])
 
-    def logits(self, hidden: Hidden) -> Tensor:
-        """Logits [tokens, vocab] float32."""
-        return self.model.ops.head(hidden.streams, hidden.pre, self.model.head)
+    def logits(self, hidden: Hidden, out: Tensor | None = None) -> Tensor:
+        """Logits [tokens, vocab] float32, in `out` if it is given."""
+        return self.model.ops.head(hidden.streams, hidden.pre, self.model.head, out)
 
     def _run_layers(
         self, state: LayerState, shared: LayerInputs, inputs: ForwardBatch

@@ -76,8 +76,8 @@ def prepare_head(head: HeadWeights) -> Head:
     return Head(prepare_norm(head.norm), prepare_matrix(head.weight, dtype=torch.float32))
 
 
-def head(streams: Tensor, pre: Tensor, head: Head) -> Tensor:
-    """logits [T, V] float32 of streams [T, m, H] bf16 collapsed with pre [T, m]."""
+def head(streams: Tensor, pre: Tensor, head: Head, out: Tensor | None = None) -> Tensor:
+    """logits [T, V] float32 of streams [T, m, H] bf16 collapsed with pre [T, m], in `out` if it is given."""
     hidden = len(head.norm.weight)
     expect("streams", streams, (None, None, hidden), torch.bfloat16)
     expect("pre", pre, tuple(streams.shape[:2]), torch.float32)
@@ -88,4 +88,4 @@ def head(streams: Tensor, pre: Tensor, head: Head) -> Tensor:
             streams.contiguous(), pre.contiguous(), head.norm.weight, head.norm.eps, x,
             hidden, m, next_power_of_2(hidden), num_warps=8,
         )  # fmt: skip
-    return linear(x, head.matrix)
+    return linear(x, head.matrix, out)
