@@ -269,6 +269,13 @@ class Ops:
         """
         raise NotImplementedError
 
+    def draft_likeliest(
+        self, logits: Tensor, x: Tensor, previous: Tensor, draft: Prepared
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """What `best_tokens` [n] int64 and `best_logprobs` [n] float32 give for the logits of `draft_next`, and its
+        confidence [n] float32."""
+        raise NotImplementedError
+
     # -- images, one at a time; P patches in reading order, d their width
 
     def prepare_patches(self, patches: PatchWeights) -> Prepared:
@@ -370,7 +377,7 @@ PAIRS: Mapping[str, tuple[str, ...]] = {
     "prepare_shared_expert": ("shared_expert",),
     "prepare_ngrams": ("ngram_rows",),
     "prepare_engram": ("engram",),
-    "prepare_draft": ("draft_main", "draft_head", "draft_next", "prepare_head"),
+    "prepare_draft": ("draft_main", "draft_head", "draft_next", "draft_likeliest", "prepare_head"),
     "prepare_patches": ("embed_patches",),
     "prepare_vision_block": ("vision_block",),
     "prepare_aligner": ("align",),
@@ -380,7 +387,7 @@ OP_NAMES = tuple(name for name, value in vars(Ops).items() if inspect.isfunction
 WHOLE_LAYERS = ("prepare_layers", "run_layers")
 OUTSIDE_LAYERS = (
     "embed", "head", "ngram_rows", "store_tokens", "read_tokens", "write_tokens", "read_table",
-    "best_tokens", "best_logprobs", "draw", "main_rows", "draft_main", "draft_head", "draft_next",
+    "best_tokens", "best_logprobs", "draw", "main_rows", "draft_main", "draft_head", "draft_next", "draft_likeliest",
     "embed_patches", "vision_block", "align", *WHOLE_LAYERS,
 )  # fmt: skip
 

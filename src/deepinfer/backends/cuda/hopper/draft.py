@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -15,12 +16,13 @@ from deepinfer.backends.cuda.hopper.linear import linear
 from deepinfer.backends.cuda.hopper.matrices import Matrix, prepare_matrix
 from deepinfer.backends.cuda.hopper.norm import Norm, normed, prepare_norm
 from deepinfer.backends.cuda.hopper.numbers import multiply, to_bf16
+from deepinfer.backends.cuda.hopper.sample import Parts, best_of_parts, peak_of
 from deepinfer.backends.cuda.hopper.sizes import cdiv, next_power_of_2
 from deepinfer.ops.reference.shapes import expect
 from deepinfer.ops.weights import DraftWeights
 
 COLUMN_TILE = 1024
-ID_TILE = 128
+ID_TILE, NEXT_WARPS = 128, 8
 
 
 @dataclass(frozen=True)
@@ -97,22 +99,54 @@ def draft_head(streams: Tensor, pre: Tensor, draft: Draft) -> tuple[Tensor, Tens
 
 
 @triton.jit
-def markov_kernel(
-    logits, embed, previous, matrix, out, num_tokens, num_ids, logits_stride,
+def next_logits(
+    logits, embed, previous, matrix, token, ids, num_tokens, num_ids, logits_stride,
     RANK: tl.constexpr, RANK_TILE: tl.constexpr, TOKEN_TILE: tl.constexpr, ID_TILE: tl.constexpr,
 ):  # fmt: skip
-    """A tile of logits [tokens, ids] + embed[previous] [tokens, RANK] @ matrix [ids, RANK].T."""
-    token = tl.program_id(0) * TOKEN_TILE + tl.arange(0, TOKEN_TILE)
-    ids, rank = tl.program_id(1) * ID_TILE + tl.arange(0, ID_TILE), tl.arange(0, RANK_TILE)
-    is_token, is_id, is_rank = token < num_tokens, ids < num_ids, rank < RANK
+    """A tile of logits [tokens, ids] + embed[previous] [tokens, RANK] @ matrix [ids, RANK].T; -inf where no id is."""
+    rank, is_token, is_id = tl.arange(0, RANK_TILE), token < num_tokens, ids < num_ids
+    is_rank, at = rank < RANK, logits + token.to(tl.int64)[:, None] * logits_stride + ids[None, :]
+    value = tl.load(at, mask=is_token[:, None] & is_id[None, :], other=float("-inf"))
     before = tl.load(previous + token, mask=is_token, other=0)
     right = tl.load(embed + before[None, :] * RANK + rank[:, None], mask=is_rank[:, None], other=0.0)
     at = matrix + ids.to(tl.int64)[:, None] * RANK + rank[None, :]
     left = tl.load(at, mask=is_id[:, None] & is_rank[None, :], other=0.0)
-    added = tl.trans(multiply(left, right, tl.zeros([ID_TILE, TOKEN_TILE], tl.float32), 0))
-    is_here, line = is_token[:, None] & is_id[None, :], token.to(tl.int64)[:, None]
-    value = tl.load(logits + line * logits_stride + ids[None, :], mask=is_here, other=0.0)
-    tl.store(out + line * num_ids + ids[None, :], value + added, mask=is_here)
+    return value + tl.trans(multiply(left, right, tl.zeros([ID_TILE, TOKEN_TILE], tl.float32), 0))
+
+
+@triton.jit
+def next_kernel(
+    logits, embed, previous, matrix, out, num_tokens, num_ids, logits_stride,
+    RANK: tl.constexpr, RANK_TILE: tl.constexpr, TOKEN_TILE: tl.constexpr, ID_TILE: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0) * TOKEN_TILE + tl.arange(0, TOKEN_TILE)
+    ids = tl.program_id(1) * ID_TILE + tl.arange(0, ID_TILE)
+    value = next_logits(
+        logits, embed, previous, matrix, token, ids, num_tokens, num_ids, logits_stride,
+        RANK, RANK_TILE, TOKEN_TILE, ID_TILE,
+    )  # fmt: skip
+    at = out + token.to(tl.int64)[:, None] * num_ids + ids[None, :]
+    tl.store(at, value, mask=(token < num_tokens)[:, None] & (ids < num_ids)[None, :])
+
+
+@triton.jit
+def next_peak_kernel(
+    logits, embed, previous, matrix, peaks, peak_ids, sums, num_tokens, num_ids, logits_stride,
+    RANK: tl.constexpr, RANK_TILE: tl.constexpr, TOKEN_TILE: tl.constexpr, ID_TILE: tl.constexpr,
+):  # fmt: skip
+    """The same, of which only what `best_of_parts` reads is kept, a tile being a part."""
+    token = tl.program_id(0) * TOKEN_TILE + tl.arange(0, TOKEN_TILE)
+    ids = tl.program_id(1) * ID_TILE + tl.arange(0, ID_TILE)
+    value = next_logits(
+        logits, embed, previous, matrix, token, ids, num_tokens, num_ids, logits_stride,
+        RANK, RANK_TILE, TOKEN_TILE, ID_TILE,
+    )  # fmt: skip
+    is_id = (ids < num_ids)[None, :].broadcast_to([TOKEN_TILE, ID_TILE])
+    peak, place, total = peak_of(value, tl.broadcast_to(ids[None, :], [TOKEN_TILE, ID_TILE]), is_id, num_ids, 1)
+    at, is_token = token.to(tl.int64) * tl.num_programs(1) + tl.program_id(1), token < num_tokens
+    tl.store(peaks + at, peak, mask=is_token)
+    tl.store(peak_ids + at, place, mask=is_token)
+    tl.store(sums + at, total, mask=is_token)
 
 
 @triton.jit
@@ -133,22 +167,42 @@ def confidence_kernel(
 
 def draft_next(logits: Tensor, x: Tensor, previous: Tensor, draft: Draft) -> tuple[Tensor, Tensor]:
     """Logits [n, V] with the Markov term of the previous tokens [n] int64, and raw confidences [n] float32."""
-    (num_ids, rank), num_tokens, hidden = draft.markov_head.shape, len(previous), x.shape[1]
+    out = torch.empty(logits.shape, device=logits.device)
+    _launch(next_kernel, logits, x, previous, draft, (out,))
+    return out, _confidence(x, previous, draft)
+
+
+def draft_likeliest(logits: Tensor, x: Tensor, previous: Tensor, draft: Draft) -> tuple[Tensor, Tensor, Tensor]:
+    """The likeliest tokens [n] int64 of such logits, their log-probabilities and the raw confidences [n] float32."""
+    parts = Parts.empty(len(logits), cdiv(logits.shape[1], ID_TILE), logits.shape[1], logits.device)
+    _launch(next_peak_kernel, logits, x, previous, draft, (parts.peaks, parts.ids, parts.sums))
+    token_ids, _, logprobs = best_of_parts(parts)
+    return token_ids, logprobs, _confidence(x, previous, draft)
+
+
+def _launch(
+    kernel: Any, logits: Tensor, x: Tensor, previous: Tensor, draft: Draft, results: tuple[Tensor, ...]
+) -> None:
+    (num_ids, rank), num_tokens = draft.markov_head.shape, len(previous)
     expect("logits", logits, (num_tokens, num_ids), torch.float32)
     expect("x", x, (num_tokens, draft.confidence.shape[1] - rank), torch.bfloat16)
     expect("previous", previous, (None,), torch.int64)
-    previous = previous.contiguous()
-    out = torch.empty(num_tokens, num_ids, device=logits.device)
-    confidence = torch.empty(num_tokens, device=logits.device)
     if not num_tokens:
-        return out, confidence
-    token_tile, rank_tile = (16 if num_tokens <= 16 else 32 if num_tokens <= 32 else 64), next_power_of_2(rank)
-    markov_kernel[(cdiv(num_tokens, token_tile), cdiv(num_ids, ID_TILE))](
-        logits, draft.markov_embed, previous, draft.markov_head, out, num_tokens, num_ids, logits.stride(0),
-        rank, max(16, rank_tile), token_tile, ID_TILE, num_warps=4,
+        return
+    token_tile = 16 if num_tokens <= 16 else 32 if num_tokens <= 32 else 64
+    kernel[(cdiv(num_tokens, token_tile), cdiv(num_ids, ID_TILE))](
+        logits, draft.markov_embed, previous.contiguous(), draft.markov_head, *results, num_tokens, num_ids,
+        logits.stride(0), rank, max(16, next_power_of_2(rank)), token_tile, ID_TILE, num_warps=NEXT_WARPS,
     )  # fmt: skip
-    confidence_kernel[(num_tokens,)](
-        x, draft.markov_embed, previous, draft.confidence, confidence, x.stride(0),
-        hidden, next_power_of_2(hidden), rank, rank_tile, num_warps=4,
-    )  # fmt: skip
-    return out, confidence
+
+
+def _confidence(x: Tensor, previous: Tensor, draft: Draft) -> Tensor:
+    """weight . [x, markov_embed(previous)] of each row [n] float32."""
+    hidden, rank, num_tokens = x.shape[1], draft.markov_embed.shape[1], len(x)
+    confidence = torch.empty(num_tokens, device=x.device)
+    if num_tokens:
+        confidence_kernel[(num_tokens,)](
+            x, draft.markov_embed, previous.contiguous(), draft.confidence, confidence, x.stride(0),
+            hidden, next_power_of_2(hidden), rank, next_power_of_2(rank), num_warps=4,
+        )  # fmt: skip
+    return confidence

@@ -57,6 +57,7 @@ FUNCTIONS: tuple[Callable[..., Any], ...] = (
     draft.draft_main,
     draft.draft_head,
     draft.draft_next,
+    draft.draft_likeliest,
     tokens.store_tokens,
     sample.best_tokens,
     sample.best_logprobs,

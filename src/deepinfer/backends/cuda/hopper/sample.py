@@ -6,6 +6,8 @@ position, id), and the logarithms are those of float64.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -87,20 +89,30 @@ def is_number(x):
 
 
 @triton.jit
-def peak_kernel(logits, peaks, ids, sums, row_stride, num_ids, num_parts, PART: tl.constexpr):
-    """The largest logit of one part of a row, the lowest id that has it, and the sum of exp(logit - largest).
+def peak_of(value, ids, is_id, num_ids, AXIS: tl.constexpr):
+    """The largest logit of a part along an axis, the lowest id that has it, and the sum of exp(logit - largest).
 
     Where there is NaN the largest is infinity, so that neither is taken for a number.
     """
+    peak, has_nan = tl.max(value, AXIS), tl.max((value != value).to(tl.int32), AXIS) > 0
+    aligned = tl.expand_dims(peak, AXIS)
+    place = tl.min(tl.where(is_id & (value == aligned), ids, num_ids), AXIS)
+    total = tl.sum(tl.exp(value - tl.where(is_number(aligned), aligned, 0.0)), AXIS)
+    return tl.where(has_nan, float("inf"), peak), place, total
+
+
+@triton.jit
+def peak_kernel(logits, peaks, ids, sums, row_stride, num_ids, num_parts, PART: tl.constexpr):
+    """One part of a row."""
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     token = part * PART + tl.arange(0, PART)
     is_id = token < num_ids
     value = tl.load(logits + row * row_stride + token, mask=is_id, other=float("-inf"))
-    peak, at = tl.max(value, 0), row * num_parts + part
-    has_nan = tl.max((value != value).to(tl.int32), 0) > 0
-    tl.store(peaks + at, tl.where(has_nan, float("inf"), peak))
-    tl.store(ids + at, tl.min(tl.where(is_id & (value == peak), token, num_ids), 0))
-    tl.store(sums + at, tl.sum(tl.exp(value - tl.where(is_number(peak), peak, 0.0)), 0))
+    peak, place, total = peak_of(value, token, is_id, num_ids, 0)
+    at = row * num_parts + part
+    tl.store(peaks + at, peak)
+    tl.store(ids + at, place)
+    tl.store(sums + at, total)
 
 
 @triton.jit
@@ -122,33 +134,54 @@ def best_of_parts_kernel(
     tl.store(logprobs + row, tl.where(finite, -tl.log(tl.where(finite, total, 1.0)), float("nan")))
 
 
+class Parts(NamedTuple):
+    """What `peak_of` gives for the parts of rows: peaks, sums [rows, parts] float32, ids [rows, parts] int32."""
+
+    peaks: Tensor
+    sums: Tensor
+    ids: Tensor
+    num_ids: int
+
+    @classmethod
+    def empty(cls, num_rows: int, num_parts: int, num_ids: int, device: torch.device) -> Parts:
+        """Not filled."""
+        peaks, sums = torch.empty(2, num_rows, num_parts, device=device)
+        return cls(peaks, sums, torch.empty(num_rows, num_parts, dtype=torch.int32, device=device), num_ids)
+
+
+def best_of_parts(parts: Parts) -> tuple[Tensor, Tensor, Tensor]:
+    """The likeliest token of each row [n] int64, is_finite [n] bool, and its log-probability [n] float32."""
+    (num_rows, num_parts), device = parts.peaks.shape, parts.peaks.device
+    token_ids = torch.empty(num_rows, dtype=torch.int64, device=device)
+    is_finite, logprobs = torch.empty(num_rows, dtype=torch.bool, device=device), torch.empty(num_rows, device=device)
+    if num_rows:
+        best_of_parts_kernel[(num_rows,)](
+            parts.peaks, parts.ids, parts.sums, token_ids, is_finite.view(torch.uint8), logprobs, parts.num_ids,
+            num_parts, next_power_of_2(num_parts), num_warps=1 if num_parts <= 128 else 4,
+        )  # fmt: skip
+    return token_ids, is_finite, logprobs
+
+
 def best_tokens(logits: Tensor) -> tuple[Tensor, Tensor]:
     """The id [n] int64 of each row's largest logit, the lower of equal ones, and is_finite [n] bool; else id 0."""
-    token_ids, is_finite, _ = _best(logits)
+    token_ids, is_finite, _ = best_of_parts(_parts_of(logits))
     return token_ids, is_finite
 
 
 def best_logprobs(logits: Tensor) -> Tensor:
     """The log-probability [n] float32 of each row's likeliest token."""
-    return _best(logits)[2]
+    return best_of_parts(_parts_of(logits))[2]
 
 
-def _best(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _parts_of(logits: Tensor) -> Parts:
     expect("logits", logits, (None, None), torch.float32)
-    (num_rows, num_ids), device = logits.shape, logits.device
+    num_rows, num_ids = logits.shape
     if logits.stride(1) != 1:
         logits = logits.contiguous()
-    num_parts = cdiv(num_ids, BEST_PART)
-    peaks, sums = torch.empty(2, num_rows, num_parts, device=device)
-    ids = torch.empty(num_rows, num_parts, dtype=torch.int32, device=device)
-    token_ids = torch.empty(num_rows, dtype=torch.int64, device=device)
-    is_finite, logprobs = torch.empty(num_rows, dtype=torch.bool, device=device), torch.empty(num_rows, device=device)
+    parts = Parts.empty(num_rows, cdiv(num_ids, BEST_PART), num_ids, logits.device)
     if num_rows:
-        peak_kernel[(num_rows, num_parts)](
-            logits, peaks, ids, sums, logits.stride(0), num_ids, num_parts, BEST_PART, num_warps=8
-        )
-        best_of_parts_kernel[(num_rows,)](
-            peaks, ids, sums, token_ids, is_finite.view(torch.uint8), logprobs, num_ids, num_parts,
-            next_power_of_2(num_parts), num_warps=1,
+        peak_kernel[tuple(parts.peaks.shape)](
+            logits, parts.peaks, parts.ids, parts.sums, logits.stride(0), num_ids, parts.peaks.shape[1], BEST_PART,
+            num_warps=8,
         )  # fmt: skip
-    return token_ids, is_finite, logprobs
+    return parts
