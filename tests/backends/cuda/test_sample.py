@@ -43,6 +43,13 @@ def test_rows_of_all_temperatures_stand_beside_each_other() -> None:
     assert torch.cat(alone).tolist() == found
 
 
+@pytest.mark.parametrize("temperature", [0.01, 1.0, 1000.0])
+def test_scores_that_float32_cannot_tell_apart_are_told_apart(temperature: float) -> None:
+    logits = 5e4 + 0.01 * torch.randn(5, PART + 300, generator=torch.Generator().manual_seed(1))
+    found, expected = both(logits, temperature)
+    assert found == expected
+
+
 @pytest.mark.parametrize("place", [0, 7, PART - 1, PART, 2 * PART + 3])
 def test_the_lowest_of_equal_logits_wins_across_parts(place: int) -> None:
     logits = torch.full((2, 3 * PART), -1.0)

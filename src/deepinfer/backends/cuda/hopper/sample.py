@@ -1,7 +1,8 @@
 """The likeliest token and the draw, each in one pass over the logits, without asking the device which rows are random.
 
 A row is cut into parts of one fixed size. The noise of an id is that of `ops/reference/sample.py`: SplitMix64 of (seed,
-position, id), and the logarithms are those of float64.
+position, id), and the logarithms are those of float64: where the float32 ones leave one id alone near the best of its
+part, of that id only.
 """
 
 from __future__ import annotations
@@ -21,11 +22,39 @@ BEST_PART = 4096  # of what does no arithmetic
 
 
 @triton.jit
+def is_number(x):
+    return (x > float("-inf")) & (x < float("inf"))
+
+
+@triton.jit
 def mixed(x):
     """The finaliser of SplitMix64 on uint64, wrapping."""
     x = (x ^ (x >> 30)) * tl.full([], 0xBF58476D1CE4E5B9, tl.uint64)
     x = (x ^ (x >> 27)) * tl.full([], 0x94D049BB133111EB, tl.uint64)
     return x ^ (x >> 31)
+
+
+@triton.jit
+def random_bits(key, token):
+    """52 bits of an id's noise as uint64."""
+    return mixed(key + (token + 1).to(tl.uint64) * tl.full([], 0x9E3779B97F4A7C15, tl.uint64)) >> 12
+
+
+@triton.jit
+def gumbel(bits):
+    """The noise of these bits in float64."""
+    chance = (bits.to(tl.float64) + 0.5) * 2.220446049250313e-16  # 2 ** -52
+    return -tl.log(-tl.log(chance))
+
+
+@triton.jit
+def rough_gumbel(bits):
+    """The same in float32 to within 4e-5: fast logarithms are that good but near one, where the series takes over."""
+    is_above = bits >= 2251799813685248  # a half
+    rest = tl.where(is_above, 4503599627370495 - bits, bits)
+    far = (rest.to(tl.int64).to(tl.float32) + 0.5) * 2.220446049250313e-16  # from one, or from zero
+    series = far * (1.0 + far * (0.5 + far * (0.3333333333 + far * (0.25 + far * 0.2))))
+    return -tl.log(tl.where(is_above & (far < 0.03125), series, -tl.log(tl.where(is_above, 1.0 - far, far))))
 
 
 @triton.jit
@@ -36,18 +65,31 @@ def best_kernel(
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     token = part * PART + tl.arange(0, PART)
     is_id = token < num_ids
-    score = tl.load(logits + row * row_stride + token, mask=is_id, other=float("-inf")).to(tl.float64)
-    heat = tl.load(temperature + row).to(tl.float64)
+    at = logits + row * row_stride
+    logit = tl.load(at + token, mask=is_id, other=float("-inf"))
+    heat = tl.load(temperature + row)
     if heat > 0:
         gamma = tl.full([], 0x9E3779B97F4A7C15, tl.uint64)
         seed, position = tl.load(seeds + row).to(tl.uint64), tl.load(positions + row).to(tl.uint64)
         key = mixed(mixed(seed + gamma) + position * gamma)
-        bits = mixed(key + (token + 1).to(tl.uint64) * gamma) >> 12
-        chance = (bits.to(tl.float64) + 0.5) * 2.220446049250313e-16  # 2 ** -52
-        score = score / heat - tl.log(-tl.log(chance))
-    best = tl.max(score, 0)
+        bits = random_bits(key, token)
+        cold = logit / heat
+        rough = cold + rough_gumbel(bits)
+        size = tl.max(tl.where(is_number(cold), tl.abs(cold), 0.0), 0)
+        is_near = is_id & (rough >= tl.max(rough, 0) - (2e-4 + 1e-6 * size))
+        pick = tl.min(tl.where(is_near, token, num_ids), 0)
+        if tl.sum(is_near.to(tl.int32), 0) == 1:
+            best = tl.load(at + pick).to(tl.float64) / heat.to(tl.float64) + gumbel(random_bits(key, pick))
+        else:
+            score = logit.to(tl.float64) / heat.to(tl.float64) + gumbel(bits)
+            best = tl.max(score, 0)
+            pick = tl.min(tl.where(is_id & (score == best), token, num_ids), 0)
+    else:
+        peak = tl.max(logit, 0)
+        best = peak.to(tl.float64)
+        pick = tl.min(tl.where(is_id & (logit == peak), token, num_ids), 0)
     tl.store(scores + row * num_parts + part, best)
-    tl.store(ids + row * num_parts + part, tl.min(tl.where(is_id & (score == best), token, num_ids), 0))
+    tl.store(ids + row * num_parts + part, pick)
 
 
 @triton.jit
@@ -81,11 +123,6 @@ def draw(logits: Tensor, temperature: Tensor, seeds: Tensor, positions: Tensor) 
         )  # fmt: skip
         choose_kernel[(num_rows,)](scores, ids, chosen, num_ids, num_parts, next_power_of_2(num_parts), num_warps=1)
     return chosen
-
-
-@triton.jit
-def is_number(x):
-    return (x > float("-inf")) & (x < float("inf"))
 
 
 @triton.jit
