@@ -22,7 +22,7 @@ from deepinfer.ops.reference.shapes import expect
 from deepinfer.ops.weights import DraftWeights
 
 COLUMN_TILE = 1024
-ID_TILE, NEXT_WARPS = 128, 8
+ID_TILE, NEXT_WARPS, PEAK_WARPS = 128, 8, 4
 
 
 @dataclass(frozen=True)
@@ -168,20 +168,20 @@ def confidence_kernel(
 def draft_next(logits: Tensor, x: Tensor, previous: Tensor, draft: Draft) -> tuple[Tensor, Tensor]:
     """Logits [n, V] with the Markov term of the previous tokens [n] int64, and raw confidences [n] float32."""
     out = torch.empty(logits.shape, device=logits.device)
-    _launch(next_kernel, logits, x, previous, draft, (out,))
+    _launch(next_kernel, NEXT_WARPS, logits, x, previous, draft, (out,))
     return out, _confidence(x, previous, draft)
 
 
 def draft_likeliest(logits: Tensor, x: Tensor, previous: Tensor, draft: Draft) -> tuple[Tensor, Tensor, Tensor]:
     """The likeliest tokens [n] int64 of such logits, their log-probabilities and the raw confidences [n] float32."""
     parts = Parts.empty(len(logits), cdiv(logits.shape[1], ID_TILE), logits.shape[1], logits.device)
-    _launch(next_peak_kernel, logits, x, previous, draft, (parts.peaks, parts.ids, parts.sums))
+    _launch(next_peak_kernel, PEAK_WARPS, logits, x, previous, draft, (parts.peaks, parts.ids, parts.sums))
     token_ids, _, logprobs = best_of_parts(parts)
     return token_ids, logprobs, _confidence(x, previous, draft)
 
 
 def _launch(
-    kernel: Any, logits: Tensor, x: Tensor, previous: Tensor, draft: Draft, results: tuple[Tensor, ...]
+    kernel: Any, num_warps: int, logits: Tensor, x: Tensor, previous: Tensor, draft: Draft, results: tuple[Tensor, ...]
 ) -> None:
     (num_ids, rank), num_tokens = draft.markov_head.shape, len(previous)
     expect("logits", logits, (num_tokens, num_ids), torch.float32)
@@ -192,7 +192,7 @@ def _launch(
     token_tile = 16 if num_tokens <= 16 else 32 if num_tokens <= 32 else 64
     kernel[(cdiv(num_tokens, token_tile), cdiv(num_ids, ID_TILE))](
         logits, draft.markov_embed, previous.contiguous(), draft.markov_head, *results, num_tokens, num_ids,
-        logits.stride(0), rank, max(16, next_power_of_2(rank)), token_tile, ID_TILE, num_warps=NEXT_WARPS,
+        logits.stride(0), rank, max(16, next_power_of_2(rank)), token_tile, ID_TILE, num_warps=num_warps,
     )  # fmt: skip
 
 

@@ -14,9 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from deepinfer.backends.cuda.hopper.numbers import power
-from deepinfer.backends.cuda.hopper.quant import on_scale, rounded_groups
-from deepinfer.backends.cuda.hopper.sizes import two_powers_of_2
+from deepinfer.backends.cuda.hopper.quant import fold_groups
+from deepinfer.backends.cuda.hopper.sizes import next_power_of_2
 from deepinfer.ops.reference.shapes import expect
 
 STEP = 128  # columns of a panel
@@ -69,33 +68,20 @@ def write_panels(
 
 
 @triton.jit
-def groups_of(at, FIRST: tl.constexpr, GROUPS: tl.constexpr, WIDTH: tl.constexpr):
-    """Groups of a row from FIRST on: [GROUPS, 32] float32."""
-    column = (FIRST + tl.arange(0, GROUPS))[:, None] * 32 + tl.arange(0, 32)[None, :]
-    return tl.load(at + column, mask=column < WIDTH, other=0.0).to(tl.float32)
-
-
-@triton.jit
 def quantise_panels_kernel(
     x, of_pairs, codes, scale, row_stride, size,
-    WIDTH: tl.constexpr, PADDED: tl.constexpr, FIRST: tl.constexpr, REST: tl.constexpr, COPIES: tl.constexpr,
+    WIDTH: tl.constexpr, PADDED: tl.constexpr, GROUPS: tl.constexpr, COPIES: tl.constexpr,
 ):  # fmt: skip
-    """One token to its place, or to the places of its COPIES pairs: its FIRST groups, and REST others."""
+    """One token to its place, or to the places of its COPIES pairs."""
     row = tl.program_id(0).to(tl.int64)
-    first, exponent = rounded_groups(groups_of(x + row * row_stride, 0, FIRST, WIDTH))
-    largest = tl.max(exponent, 0)
-    if REST:
-        rest, rest_exponent = rounded_groups(groups_of(x + row * row_stride, FIRST, REST, WIDTH))
-        largest = tl.maximum(largest, tl.max(rest_exponent, 0))
-        rest_folded = on_scale(rest, rest_exponent, largest)
-    folded, factor = on_scale(first, exponent, largest), power(largest)
-    for copy in tl.static_range(max(1, COPIES)):
-        place = row
-        if COPIES:
-            place = tl.load(of_pairs + row * COPIES + copy).to(tl.int64)
-        write_panels(codes, scale, place, size, folded, factor, PADDED, FIRST)
-        if REST:
-            write_panels(codes, scale, place, size, rest_folded, factor, PADDED, REST, FIRST)
+    column = tl.arange(0, GROUPS)[:, None] * 32 + tl.arange(0, 32)[None, :]
+    values = tl.load(x + row * row_stride + column, mask=column < WIDTH, other=0.0).to(tl.float32)
+    folded, factor = fold_groups(values, GROUPS)
+    if COPIES == 0:
+        write_panels(codes, scale, row, size, folded, factor, PADDED, GROUPS)
+    for copy in tl.static_range(COPIES):
+        place = tl.load(of_pairs + row * COPIES + copy).to(tl.int64)
+        write_panels(codes, scale, place, size, folded, factor, PADDED, GROUPS)
 
 
 def quantise_panels(x: Tensor, padded_width: int, places: Places | None = None) -> Panels:
@@ -104,11 +90,11 @@ def quantise_panels(x: Tensor, padded_width: int, places: Places | None = None) 
     num_rows, width = x.shape
     panels = empty_panels(num_rows, padded_width, places, x.device)
     if num_rows:
-        groups = two_powers_of_2(padded_width // 32)
+        groups = next_power_of_2(padded_width // 32)
         of_pairs, copies = (places.of_pairs, len(places.of_pairs) // num_rows) if places else (x, 0)
         quantise_panels_kernel[(num_rows,)](
-            x, of_pairs, panels.codes, panels.scale, x.stride(0), panels.size, width, padded_width, *groups, copies,
-            num_warps=8 if groups[0] > 64 else 4,
+            x, of_pairs, panels.codes, panels.scale, x.stride(0), panels.size, width, padded_width, groups, copies,
+            num_warps=8 if groups > 64 else 4,
         )  # fmt: skip
     return panels
 
