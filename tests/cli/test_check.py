@@ -52,7 +52,7 @@ def test_some_requests_answer_under_a_grammar_drawn_ones_and_greedy_ones(monkeyp
 def test_an_op_that_depends_on_the_batch_is_named_and_gives_code_1(capsys, monkeypatch):
     native = cpu_ops()
 
-    def head(streams, pre, head):
+    def head(streams, pre, head, out=None):
         return native["head"](streams, pre, head) * (1 + len(streams) * 2.0**-20)
 
     parts = {name: op for name, op in native.items() if name not in ("prepare_model", "run_model")}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from deepinfer.ops.values import Mix
 
 PROMPTS = [goldens.prompt(200).tokens[:length] for length in (150, 1, 33, 7)]
 PARAMS = SamplingParams(temperature=1.0, seed=5, max_tokens=4, ignore_eos=True)
+GREEDY = replace(PARAMS, temperature=0.0)
 OPTIONS: dict[str, Any] = {"device": "cpu", "num_blocks": 16, "max_num_requests": 4, "max_chunk_tokens": 40}
 
 
@@ -42,7 +44,8 @@ def test_native_ops_give_rows_alone_what_they_give_them_in_a_batch_and_the_engin
     answers = []
     for check_ops in (False, True):
         with LLM(goldens.CHECKPOINT, batch_invariant=True, check_ops=check_ops, **OPTIONS) as llm:
-            answers.append([output.token_ids for output in llm.generate(PROMPTS, PARAMS)])
+            outputs = [*llm.generate(PROMPTS, PARAMS), *llm.generate(PROMPTS, GREEDY)]
+            answers.append([output.token_ids for output in outputs])
             checks = llm.stats().op_checks
         assert bool(checks) is check_ops
     assert answers[0] == answers[1]

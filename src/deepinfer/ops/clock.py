@@ -20,7 +20,7 @@ GROUPS = {
     "compressed entries": ("compress", "select"),
     "experts": ("route", "experts", "shared_expert"),
     "head": ("head",),
-    "draft head": ("tap", "draft_main", "draft_head", "draft_next"),
+    "draft head": ("tap", "draft_main", "draft_head", "draft_next", "draft_likeliest"),
     "images": ("embed_patches", "vision_block", "align"),
     "sampling": ("best_tokens", "best_logprobs", "draw"),
     "tokens and tables": ("store_tokens", "read_tokens", "write_tokens", "read_table"),

@@ -75,8 +75,8 @@ class Ops:
         """Pack the final norm and the head."""
         raise NotImplementedError
 
-    def head(self, streams: Tensor, pre: Tensor, head: Prepared) -> Tensor:
-        """Collapse streams [T, m, H] with pre [T, m], norm, multiply: logits [T, V] float32."""
+    def head(self, streams: Tensor, pre: Tensor, head: Prepared, out: Tensor | None = None) -> Tensor:
+        """Collapse streams [T, m, H] with pre [T, m], norm, multiply: logits [T, V] float32, in `out` if given."""
         raise NotImplementedError
 
     # -- hyper-connections
@@ -272,6 +272,13 @@ class Ops:
         """
         raise NotImplementedError
 
+    def draft_likeliest(
+        self, logits: Tensor, x: Tensor, previous: Tensor, draft: Prepared
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """What `best_tokens` [n] int64 and `best_logprobs` [n] float32 give for the logits of `draft_next`, and its
+        confidence [n] float32."""
+        raise NotImplementedError
+
     # -- images, one at a time; P patches in reading order, d their width
 
     def prepare_patches(self, patches: PatchWeights) -> Prepared:
@@ -385,7 +392,7 @@ PAIRS: Mapping[str, tuple[str, ...]] = {
     "prepare_shared_expert": ("shared_expert",),
     "prepare_ngrams": ("ngram_rows",),
     "prepare_engram": ("engram",),
-    "prepare_draft": ("draft_main", "draft_head", "draft_next", "prepare_head"),
+    "prepare_draft": ("draft_main", "draft_head", "draft_next", "draft_likeliest", "prepare_head"),
     "prepare_patches": ("embed_patches",),
     "prepare_vision_block": ("vision_block",),
     "prepare_aligner": ("align",),
@@ -397,7 +404,7 @@ WHOLES = ("prepare_layers", "run_layers", "prepare_model", "run_model")
 AROUND_LAYERS = ("embed", "head", "ngram_rows", "store_tokens", "best_tokens")  # in a whole model
 OUTSIDE_LAYERS = (
     *AROUND_LAYERS, "read_tokens", "write_tokens", "read_table", "best_logprobs", "draw", "main_rows", "draft_main",
-    "draft_head", "draft_next", "embed_patches", "vision_block", "align", *WHOLES,
+    "draft_head", "draft_next", "draft_likeliest", "embed_patches", "vision_block", "align", *WHOLES,
 )  # fmt: skip
 
 

@@ -59,12 +59,13 @@ def test_rows_have_the_same_bits_alone_and_together(size: int) -> None:
     previous = torch.arange(64)
     x, logits = cpu.draft_head(streams, pre, draft)
     whole = (cpu.tap(streams), cpu.draft_main(taps, draft), x, logits, *cpu.draft_next(logits, x, previous, draft))
+    whole += cpu.draft_likeliest(logits, x, previous, draft)
     for first in range(0, 64 - size + 1, size):
         part = slice(first, first + size)
         own_x, own = cpu.draft_head(streams[part], pre[part], draft)
         alone = (
             cpu.tap(streams[part]), cpu.draft_main(taps[part], draft), own_x, own,
-            *cpu.draft_next(own, own_x, previous[part], draft),
+            *cpu.draft_next(own, own_x, previous[part], draft), *cpu.draft_likeliest(own, own_x, previous[part], draft),
         )  # fmt: skip
         assert all(torch.equal(one[part], other) for one, other in zip(whole, alone, strict=True))
 

@@ -47,6 +47,27 @@ def test_results_equal_the_reference(count):
     other_row, other_confidence = reference.draft_next(other_logits, other_x, previous, theirs)
     assert golden.row_error(pair.wide(row), other_row) <= LIMIT
     assert pair.wide(confidence) == pytest.approx(other_confidence, abs=2e-2)
+    token_ids, logprobs, again = hopper.draft_likeliest(logits, x, pair.placed(previous), ours)
+    assert torch.equal(again, confidence) and token_ids.tolist() == row.argmax(-1).tolist()
+    assert logprobs.tolist() == pytest.approx(hopper.best_logprobs(row).tolist(), abs=1e-6)
+
+
+@pair.on_device
+@pytest.mark.parametrize("count", [17, 40, 150])
+def test_rows_have_the_same_bits_alone(count):
+    (ours, _), hopper, random = both(), pair.hopper(), torch.Generator().manual_seed(count)
+    streams = pair.narrow(torch.randn(count, STREAMS, HIDDEN, generator=random))
+    pre, previous = (pair.placed(value) for value in (torch.rand(count, STREAMS), torch.arange(count) % VOCAB))
+    taps = pair.placed(torch.randn(count, TAPS, HIDDEN, generator=random))
+    x, logits = (value.repeat(3, 1).unflatten(0, (count, 3)) for value in hopper.draft_head(streams, pre, ours))
+    given = logits[:, 1], x[:, 1]
+    whole = *hopper.draft_next(*given, previous, ours), *hopper.draft_likeliest(*given, previous, ours)
+    whole += hopper.draft_main(taps, ours), hopper.tap(streams)
+    for part in (slice(0, 1), slice(5, 16), slice(count - 1, count)):
+        inputs = [value[part] for value in (*given, previous)]
+        own = [*hopper.draft_next(*inputs, ours), *hopper.draft_likeliest(*inputs, ours)]
+        own += [hopper.draft_main(taps[part], ours), hopper.tap(streams[part])]
+        assert all(torch.equal(alone, together[part]) for alone, together in zip(own, whole, strict=True))
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from backends.cuda import pair
-from ops import golden
+from ops import golden, world
 
 pytest.importorskip("triton", reason="triton is not installed")
 
@@ -32,3 +32,24 @@ def test_no_tokens_give_no_rows():
     empty = torch.empty(0, 4, 128, dtype=torch.bfloat16, device=pair.DEVICE)
     rows = torch.empty(0, 6, dtype=torch.int64, device=pair.DEVICE)
     assert ops.engram(empty, rows, None, prepared).shape == (0, 4, 128)
+
+
+@pytest.mark.parametrize("length", [3, 5])
+@pytest.mark.parametrize("counts", [[1, 1, 1], [5, 0, 40, 2], [70, 3]])
+def test_rows_of_ngrams_are_the_reference_s(length, counts):
+    random = torch.Generator().manual_seed(len(counts))
+    stretches = [(slot, start, count) for slot, (start, count) in enumerate(zip((0, 2, 31, 1), counts, strict=False))]
+    batch = world.make_batch(stretches)
+    tokens = torch.randint(0, 640, (sum(counts),), generator=random)
+    tokens[::7] = 639  # an image
+    ring = torch.randint(0, 640, (6, length + 2), generator=random, dtype=torch.int32)[:, :length]
+    ours, theirs = pair.hopper(), pair.reference()
+    spec = golden.ngrams(image_token=639)
+    found = ours.ngram_rows(
+        pair.placed(tokens), pair.placed(batch), pair.placed(ring), ours.prepare_ngrams(pair.placed(spec))
+    )
+    assert torch.equal(found.cpu(), theirs.ngram_rows(tokens, batch, ring, theirs.prepare_ngrams(spec)))
+    empty = world.make_batch([(1, 0, 0)])
+    assert ours.ngram_rows(
+        pair.placed(tokens[:0]), pair.placed(empty), pair.placed(ring), ours.prepare_ngrams(pair.placed(spec))
+    ).shape == (2, 0, 6)

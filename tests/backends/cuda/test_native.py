@@ -10,7 +10,6 @@ import shutil
 import struct
 import subprocess
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -64,7 +63,8 @@ class FakeDriver:
         def call(*arguments):
             self.calls.append((name, arguments))
             if name == "cuLaunchKernelEx":
-                self.packed = ctypes.string_at(arguments[2][0], 40)
+                self.config = ctypes.string_at(arguments[0].value, native.CONFIG.size)
+                self.packed = ctypes.string_at(ctypes.c_void_p.from_address(arguments[2].value).value, 40)
             if name == "cuGetErrorString":
                 arguments[1]._obj.value = b"out of resources"
             return 1 if name == self.refuses else 0
@@ -126,27 +126,27 @@ def test_a_missing_nvrtc_is_named(monkeypatch):
 def test_a_launch_packs_addresses_and_numbers_and_sets_the_memory_of_the_kernel(monkeypatch):
     driver = FakeDriver()
     monkeypatch.setattr(native, "_driver", lambda: driver)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=77))
-    kernel = native.Kernel(CUBIN, "f", 512, 200_000)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 70 + device, raising=False)
+    kernel = native.Kernel(CUBIN, "f", 512, 200_000, 7)
     x = torch.zeros(4)
     kernel.launch((3, 2, 1), (x, -5, None, 1e-6, 0.0))
     assert struct.unpack("3q2d", driver.packed) == (x.data_ptr(), -5, 0, 1e-6, 0.0)
     names = [name for name, _ in driver.calls]
     assert names == ["cuModuleLoadData", "cuModuleGetFunction", "cuFuncSetAttribute", "cuLaunchKernelEx"]
     assert driver.calls[2][1][1:] == (native.MAX_DYNAMIC_SHARED, 200_000)
-    config = driver.calls[3][1][0]._obj
-    assert (*config.grid, *config.block, config.shared_bytes, config.stream) == (3, 2, 1, 512, 1, 1, 200_000, 77)
-    assert config.num_attributes == 1 and ctypes.sizeof(config) == 56
-    early = config.attributes[0]  # it may start before the kernel before it has ended
+    assert len(driver.config) == 56
+    *sizes, at, count = native.CONFIG.unpack(driver.config)
+    assert sizes == [3, 2, 1, 512, 1, 1, 200_000, 77] and count == 1
+    early = native.Attribute.from_address(at)  # it may start before the kernel before it has ended
     assert (early.id, early.value, ctypes.sizeof(early)) == (6, 1, 72)
 
 
 @pytest.mark.parametrize("refuses", ["cuModuleLoadData", "cuFuncSetAttribute", "cuLaunchKernelEx"])
 def test_a_refusal_of_the_driver_is_named(monkeypatch, refuses):
     monkeypatch.setattr(native, "_driver", lambda: FakeDriver(refuses))
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=0))
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0, raising=False)
     with pytest.raises(native.BuildError, match=f"{refuses} failed: out of resources"):
-        native.Kernel(CUBIN, "f", 128, 0).launch((1, 1, 1), ())
+        native.Kernel(CUBIN, "f", 128, 0, 0).launch((1, 1, 1), ())
 
 
 def test_the_sizes_in_python_are_those_of_the_source():

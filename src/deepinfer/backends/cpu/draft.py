@@ -13,6 +13,7 @@ from deepinfer.backends.cpu.hyper import MAX_STREAMS
 from deepinfer.backends.cpu.library import native, short_native
 from deepinfer.backends.cpu.matrix import Matrix, MatrixStruct, prepare_matrix
 from deepinfer.backends.cpu.tensors import FLOAT, POINTER, dense, empty, numbers, rows_of
+from deepinfer.backends.cpu.tokens import best_logprobs, best_tokens
 from deepinfer.errors import ShapeError
 from deepinfer.ops.reference.shapes import expect, require
 from deepinfer.ops.weights import DraftWeights
@@ -112,3 +113,9 @@ def draft_next(logits: Tensor, x: Tensor, previous: Tensor, draft: CpuDraft) -> 
     ):  # fmt: skip
         raise ShapeError(f"tokens reach from {previous.min()} to {previous.max()}; they must be ids below {vocabulary}")
     return out, confidence
+
+
+def draft_likeliest(logits: Tensor, x: Tensor, previous: Tensor, draft: CpuDraft) -> tuple[Tensor, Tensor, Tensor]:
+    """The likeliest tokens [n] int64 of such logits, their log-probabilities and the raw confidences [n]."""
+    row, confidence = draft_next(logits, x, previous, draft)
+    return best_tokens(row)[0], best_logprobs(row), confidence

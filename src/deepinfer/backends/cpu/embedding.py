@@ -71,11 +71,12 @@ def prepare_head(head: HeadWeights) -> CpuHead:
     return CpuHead(matrix, norm, struct, ctypes.addressof(struct))
 
 
-def head(streams: Tensor, pre: Tensor, head: CpuHead) -> Tensor:
-    """logits [T, V] float32 of streams [T, m, H] collapsed with pre [T, m]."""
+def head(streams: Tensor, pre: Tensor, head: CpuHead, out: Tensor | None = None) -> Tensor:
+    """logits [T, V] float32 of streams [T, m, H] collapsed with pre [T, m], in `out`, dense, if it is given."""
     num_tokens, num_streams, _ = streams.shape
     streams = dense("streams", streams, (num_tokens, num_streams, head.matrix.columns))
     pre = dense("pre", pre, (num_tokens, num_streams))
-    out = empty(num_tokens, head.matrix.rows)
+    out = empty(num_tokens, head.matrix.rows) if out is None else out
+    expect("logits", out, (num_tokens, head.matrix.rows))
     native().head(head.address, streams.data_ptr(), pre.data_ptr(), num_tokens, num_streams, out.data_ptr())
     return out

@@ -54,6 +54,7 @@ FUNCTIONS: tuple[Callable[..., Any], ...] = (
     draft.draft_main,
     draft.draft_head,
     draft.draft_next,
+    draft.draft_likeliest,
     layers.prepare_layers,
     layers.run_layers,
     model.prepare_model,

@@ -22,6 +22,7 @@ from deepinfer import log
 logger = log.get(__name__)
 MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 FLAGS = ("--std=c++17",)
+POINTER_BYTES = 8
 
 
 class Attribute(ctypes.Structure):
@@ -30,16 +31,10 @@ class Attribute(ctypes.Structure):
     _fields_ = (("id", ctypes.c_uint), ("pad", ctypes.c_uint), ("value", ctypes.c_int), ("rest", ctypes.c_byte * 60))
 
 
-class LaunchConfig(ctypes.Structure):
-    """CUlaunchConfig."""
-
-    _fields_ = (
-        ("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3), ("shared_bytes", ctypes.c_uint),
-        ("stream", ctypes.c_void_p), ("attributes", ctypes.POINTER(Attribute)), ("num_attributes", ctypes.c_uint),
-    )  # fmt: skip
-
-
+# CUlaunchConfig: grid, block, bytes of shared memory, stream, address of attributes and their number.
+CONFIG = struct.Struct("7I2QI4x")
 STARTS_EARLY = Attribute(6, 0, 1)  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+EARLY_AT = ctypes.addressof(STARTS_EARLY)
 
 
 class BuildError(Exception):
@@ -49,9 +44,9 @@ class BuildError(Exception):
 class Kernel:
     """A kernel on one device, launched with a fixed number of threads and bytes of shared memory."""
 
-    def __init__(self, image: bytes, name: str, threads: int, shared_bytes: int) -> None:
+    def __init__(self, image: bytes, name: str, threads: int, shared_bytes: int, device: int) -> None:
         """image: a cubin. Raises BuildError where the driver refuses it."""
-        self._driver, self._threads, self._shared_bytes = _driver(), threads, shared_bytes
+        self._driver, self._threads, self._shared_bytes, self._device = _driver(), threads, shared_bytes, device
         self._module, self._function = ctypes.c_void_p(), ctypes.c_void_p()
         self._call("cuModuleLoadData", ctypes.byref(self._module), image)
         self._call("cuModuleGetFunction", ctypes.byref(self._function), self._module, name.encode())
@@ -59,19 +54,28 @@ class Kernel:
 
     def launch(self, grid: tuple[int, int, int], arguments: Sequence[Tensor | int | float | None]) -> None:
         """Queue the kernel on the current stream; tensors are passed by address. Raises BuildError on refusal."""
-        numbers = [value.data_ptr() if isinstance(value, Tensor) else value or 0 for value in arguments]
-        members = "".join("d" if isinstance(number, float) else "q" for number in numbers)
-        packed = ctypes.create_string_buffer(struct.pack(members, *numbers))
-        parameters = (ctypes.c_void_p * 1)(ctypes.addressof(packed))
-        stream, early = torch.cuda.current_stream().cuda_stream, ctypes.pointer(STARTS_EARLY)
-        config = LaunchConfig(grid, (self._threads, 1, 1), self._shared_bytes, stream, early, 1)
-        self._call("cuLaunchKernelEx", ctypes.byref(config), self._function, parameters, None)
+        numbers = [value.data_ptr() if type(value) is Tensor else value or 0 for value in arguments]
+        layout, memory = _layout(*map(type, numbers))
+        packed = memory()
+        config = ctypes.addressof(packed)
+        parameters, stream = config + CONFIG.size, torch._C._cuda_getCurrentRawStream(self._device)
+        sizes = *grid, self._threads, 1, 1, self._shared_bytes
+        layout.pack_into(packed, 0, *sizes, stream, EARLY_AT, 1, parameters + POINTER_BYTES, *numbers)
+        self._call("cuLaunchKernelEx", ctypes.c_void_p(config), self._function, ctypes.c_void_p(parameters), None)
 
     def _call(self, name: str, *arguments: object) -> None:
         if code := getattr(self._driver, name)(*arguments):
             text = ctypes.c_char_p()
             self._driver.cuGetErrorString(code, ctypes.byref(text))
             raise BuildError(f"{name} failed: {(text.value or b'unknown error').decode()}")
+
+
+@functools.cache
+def _layout(*types: type) -> tuple[struct.Struct, type[ctypes.Array[ctypes.c_char]]]:
+    """A launch's configuration, a pointer, and a struct of these members that it is to point at; memory for all."""
+    members = "".join("d" if member is float else "q" for member in types)
+    layout = struct.Struct(f"{CONFIG.format}q{members}")
+    return layout, ctypes.c_char * layout.size
 
 
 @functools.cache
@@ -101,7 +105,7 @@ def load(file: Path, name: str, threads: int, shared_bytes: int, device: int) ->
     try:
         with torch.cuda.device(device):
             torch.cuda.synchronize()  # makes the device's context, if nothing has used it before
-            return Kernel(compile_source(file, f"sm_{major}{minor}a"), name, threads, shared_bytes)
+            return Kernel(compile_source(file, f"sm_{major}{minor}a"), name, threads, shared_bytes, device)
     except BuildError as error:
         logger.warning("no CUDA C++ kernel of %s: %s; Triton's, which is slower, takes its place", file.stem, error)
         return None

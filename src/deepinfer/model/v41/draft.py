@@ -76,11 +76,13 @@ class BoundDraft:
         x, logits = (value.unflatten(0, (len(tokens), -1)) for value in self.block(tokens, batch))
         drafts, signs = [], []
         for place in range(logits.shape[1]):
-            row, confidence = self.next(logits[:, place], x[:, place], tokens)
+            given = logits[:, place], x[:, place], tokens
             if keys is None:
-                tokens, _ = ops.best_tokens(row)
+                tokens, logprobs, confidence = ops.draft_likeliest(*given, self._draft.head)
             else:
+                row, confidence = self.next(*given)
                 tokens = ops.draw(row, keys.temperature, keys.seeds, keys.positions + place)
+                logprobs = ops.best_logprobs(row)
             drafts.append(tokens)
-            signs.append(torch.stack([confidence, ops.best_logprobs(row)], dim=1))
+            signs.append(torch.stack([confidence, logprobs], dim=1))
         return torch.stack(drafts, dim=1), torch.stack(signs, dim=2)

@@ -54,6 +54,7 @@ FUNCTIONS: tuple[Callable[..., Any], ...] = (
     draft.draft_main,
     draft.draft_head,
     draft.draft_next,
+    draft.draft_likeliest,
     tokens.store_tokens,
     tokens.read_tokens,
     tokens.write_tokens,

@@ -17,6 +17,7 @@ from deepinfer.ops.reference.hyper import collapse
 from deepinfer.ops.reference.linear import Linear, linear, multiply, prepare_linear
 from deepinfer.ops.reference.norm import Norm, prepare_norm, rms_norm
 from deepinfer.ops.reference.numerics import Numerics
+from deepinfer.ops.reference.sample import best_logprobs, best_tokens
 from deepinfer.ops.reference.shapes import expect
 from deepinfer.ops.weights import DraftWeights
 
@@ -70,3 +71,11 @@ def draft_next(numerics: Numerics, logits: Tensor, x: Tensor, previous: Tensor, 
     embedded = F.embedding(previous, draft.markov_embed).float()
     confidence = multiply(numerics, torch.cat([x, embedded], dim=-1), draft.confidence)[:, 0]
     return logits + multiply(numerics, embedded, draft.markov_head), confidence
+
+
+def draft_likeliest(
+    numerics: Numerics, logits: Tensor, x: Tensor, previous: Tensor, draft: Draft
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The likeliest tokens [n] int64 of such logits, their log-probabilities and the raw confidences [n]."""
+    row, confidence = draft_next(numerics, logits, x, previous, draft)
+    return best_tokens(numerics, row)[0], best_logprobs(numerics, row), confidence

@@ -50,8 +50,9 @@ def prepare_head(numerics: Numerics, head: HeadWeights) -> Head:
     return Head(prepare_norm(head.norm), prepare_linear(numerics, head.weight))
 
 
-def head(numerics: Numerics, streams: Tensor, pre: Tensor, head: Head) -> Tensor:
-    """logits [T, V] float32 of streams [T, m, H] collapsed with pre [T, m]."""
+def head(numerics: Numerics, streams: Tensor, pre: Tensor, head: Head, out: Tensor | None = None) -> Tensor:
+    """logits [T, V] float32 of streams [T, m, H] collapsed with pre [T, m], in `out` if it is given."""
     expect("streams", streams, (None, None, head.norm.weight.shape[0]))
     expect("pre", pre, streams.shape[:2])
-    return multiply(numerics, rms_norm(numerics, collapse(numerics, streams, pre), head.norm), head.matrix)
+    logits = multiply(numerics, rms_norm(numerics, collapse(numerics, streams, pre), head.norm), head.matrix)
+    return logits if out is None else out.copy_(logits)

@@ -20,7 +20,7 @@ from deepinfer.backends.cuda.hopper.panels import Panels, quantise_panels
 from deepinfer.backends.cuda.hopper.products import Packed, products
 from deepinfer.backends.cuda.hopper.quant import Rows, quantise, widened
 from deepinfer.backends.cuda.hopper.sizes import cdiv
-from deepinfer.ops.reference.shapes import require
+from deepinfer.ops.reference.shapes import expect, require
 
 
 @triton.jit
@@ -83,13 +83,15 @@ def tiles(num_tokens: int, num_rows: int, is_narrow: bool) -> dict[str, int]:
     return {"TOKEN_TILE": token_tile, "ROW_TILE": row_tile, "STEP": step, "num_warps": 8, "num_stages": num_stages}
 
 
-def matmul(x: Rows, matrix: Rows, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    """x [n, width] @ matrix [rows, width].T -> [n, rows]; both e4m3, or both bf16."""
+def matmul(x: Rows, matrix: Rows, dtype: torch.dtype = torch.bfloat16, out: Tensor | None = None) -> Tensor:
+    """x [n, width] @ matrix [rows, width].T -> [n, rows], in `out` if it is given; both e4m3, or both bf16."""
     require(x.values.dtype == matrix.values.dtype, "both sides of a product have one format")
     num_tokens, (num_rows, width) = x.values.shape[0], matrix.values.shape
     require(x.values.shape[1] == width, f"x is {x.values.shape[1]} wide; it must be {width}")
-    out = torch.empty(num_tokens, num_rows, dtype=dtype, device=x.values.device)
-    _launch(x, matrix, out, num_tokens, (x.values.stride(0), width, num_rows), (0, 0, 0), (num_rows, width, 1))
+    if out is None:
+        out = torch.empty(num_tokens, num_rows, dtype=dtype, device=x.values.device)
+    expect("result", out, (num_tokens, num_rows), dtype)
+    _launch(x, matrix, out, num_tokens, (x.values.stride(0), width, out.stride(0)), (0, 0, 0), (num_rows, width, 1))
     return out
 
 
@@ -138,13 +140,14 @@ def _launch(
     )  # fmt: skip
 
 
-def linear(x: Tensor | Rows | Panels, matrix: Matrix) -> Tensor:
+def linear(x: Tensor | Rows | Panels, matrix: Matrix, out: Tensor | None = None) -> Tensor:
     """x [n, width] bf16 -> [n, rows], the input rounded to e4m3 where the checkpoint expects it.
 
-    x may also have been rounded before, in the layout that the matrix wants.
+    x may also have been rounded before, in the layout that the matrix wants. out: of float32 results, which are none
+    of a packed matrix.
     """
     if isinstance(matrix.rows, Packed):
-        assert not isinstance(x, Rows), "packed matrices take panels"
+        assert not isinstance(x, Rows) and out is None, "packed matrices take panels"
         if isinstance(x, Tensor):
             require(x.shape[1] == matrix.rows.width, f"x is {x.shape[1]} wide; it must be {matrix.rows.width}")
             x = quantise_panels(x, matrix.rows.padded_width)
@@ -152,6 +155,6 @@ def linear(x: Tensor | Rows | Panels, matrix: Matrix) -> Tensor:
     assert not isinstance(x, Panels), "only packed matrices take panels"
     if not matrix.rounds_input:
         assert isinstance(x, Tensor), "the input of this matrix is not rounded"
-        return matmul(Rows(x, None), matrix.rows, matrix.dtype)
+        return matmul(Rows(x, None), matrix.rows, matrix.dtype, out)
     x = x if isinstance(x, Rows) else quantise(x)
-    return matmul(x if matrix.rows.scale is not None else widened(x), matrix.rows, matrix.dtype)
+    return matmul(x if matrix.rows.scale is not None else widened(x), matrix.rows, matrix.dtype, out)

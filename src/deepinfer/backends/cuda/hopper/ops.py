@@ -1,7 +1,7 @@
 """The Hopper set of ops, ready for `ops.table.build` over the reference.
 
 Activations are bf16 between ops, with the roundings of the released reference; caches hold the
-same bytes as on a CPU. N-gram hashes and token reads stay the reference's.
+same bytes as on a CPU. Token reads stay the reference's.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from deepinfer.backends.cuda.hopper import (
     hyper,
     indexer,
     moe,
+    ngrams,
     projections,
     sample,
     tokens,
@@ -47,6 +48,8 @@ FUNCTIONS: tuple[Callable[..., Any], ...] = (
     moe.experts,
     moe.prepare_shared_expert,
     moe.shared_expert,
+    ngrams.prepare_ngrams,
+    ngrams.ngram_rows,
     engram.prepare_engram,
     engram.engram,
     draft.tap,
@@ -54,7 +57,10 @@ FUNCTIONS: tuple[Callable[..., Any], ...] = (
     draft.draft_main,
     draft.draft_head,
     draft.draft_next,
+    draft.draft_likeliest,
     tokens.store_tokens,
+    sample.best_tokens,
+    sample.best_logprobs,
     sample.draw,
 )
 

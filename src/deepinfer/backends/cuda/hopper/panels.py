@@ -56,9 +56,11 @@ def empty_panels(num_tokens: int, padded_width: int, places: Places | None, devi
 
 
 @triton.jit
-def write_panels(codes, scale, place, size, folded, factor, PADDED: tl.constexpr, GROUPS: tl.constexpr):
-    """One token's e4m3 bytes [GROUPS, 32] and its scale to a place."""
-    column = tl.arange(0, GROUPS)[:, None] * 32 + tl.arange(0, 32)[None, :]
+def write_panels(
+    codes, scale, place, size, folded, factor, PADDED: tl.constexpr, GROUPS: tl.constexpr, FIRST: tl.constexpr = 0
+):  # fmt: skip
+    """One token's e4m3 bytes [GROUPS, 32] of its groups from FIRST on, and its scale, to a place."""
+    column = (FIRST + tl.arange(0, GROUPS))[:, None] * 32 + tl.arange(0, 32)[None, :]
     piece = (column % 128 // 16) ^ (place % 8).to(tl.int32)
     at = (column // 128 * size + place) * 128 + piece * 16 + column % 16
     at = tl.max_contiguous(tl.multiple_of(at, [1, 16]), [1, 16])

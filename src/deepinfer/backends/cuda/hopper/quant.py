@@ -36,14 +36,25 @@ class Rows(NamedTuple):
 
 
 @triton.jit
-def fold_groups(x, GROUPS: tl.constexpr):
-    """x [GROUPS, 32] float32 -> e4m3 bytes and the row's scale: quantised by groups, then on one scale."""
+def rounded_groups(x):
+    """x [groups, 32] float32 -> its codes as float32, and the exponent byte of each group's scale [groups]."""
     peak = tl.maximum(tl.max(tl.abs(x), 1), 1e-4)
     exponent = exponent_above(peak * INVERSE_FP8_MAX)
-    codes = from_e4m3_bytes(e4m3_bytes(x * power(254 - tl.minimum(exponent, 253))[:, None]))
+    return from_e4m3_bytes(e4m3_bytes(x * power(254 - tl.minimum(exponent, 253))[:, None])), exponent
+
+
+@triton.jit
+def on_scale(codes, exponent, largest):
+    """e4m3 bytes of such codes on the scale of their row."""
+    return e4m3_bytes(codes * power(tl.maximum(exponent - largest + 127, 1))[:, None])
+
+
+@triton.jit
+def fold_groups(x, GROUPS: tl.constexpr):
+    """x [GROUPS, 32] float32 -> e4m3 bytes and the row's scale: quantised by groups, then on one scale."""
+    codes, exponent = rounded_groups(x)
     largest = tl.max(exponent, 0)
-    down = power(tl.maximum(exponent - largest + 127, 1))
-    return e4m3_bytes(codes * down[:, None]), power(largest)
+    return on_scale(codes, exponent, largest), power(largest)
 
 
 @triton.jit

@@ -5,7 +5,9 @@
 constexpr int DIM = 512, WINDOW_ROW = DIM / 32 * 33, ENTRY_ROW = DIM / 16 * 9;
 
 struct Arguments {
-    u64 *places;  // [tokens, num_keys]; with one added, some row that is not to be seen: whatever it holds is finite
+    // [tokens, num_keys]; with one added, a row that is not to be seen: whatever it holds is finite. It is the token's
+    // own, since one row for the unseen keys of all tokens would be read by all blocks at once, one after the other.
+    u64 *places;
     const u8 *rows, *ring, *pages;
     const int *entries, *positions, *token_rows, *row_offsets, *row_starts, *row_slots, *window_starts, *table;
     long ring_length, ring_stride, num_slots, page_stride, num_blocks, per_block, table_columns, num_entries;
@@ -42,6 +44,7 @@ extern "C" __global__ void __launch_bounds__(GROUP) find_places(const __grid_con
     begin();
     const int token = blockIdx.x, row = a.token_rows[token];
     u64 *to = a.places + token * a.num_keys;
+    const u8 *own = a.rows + token * WINDOW_ROW;
     int entries[AT_ONCE];
     const auto read = [&](int first) {
 #pragma unroll
@@ -52,7 +55,7 @@ extern "C" __global__ void __launch_bounds__(GROUP) find_places(const __grid_con
     };
     read(threadIdx.x);
     for (int key = threadIdx.x; key < a.window_tile; key += GROUP)
-        to[key] = address(window_place(a, token, row, key), a.rows);
+        to[key] = address(window_place(a, token, row, key), own);
     for (int first = threadIdx.x; first < a.num_keys - a.window_tile; first += AT_ONCE * GROUP) {
         const u8 *places[AT_ONCE];
 #pragma unroll
@@ -60,7 +63,7 @@ extern "C" __global__ void __launch_bounds__(GROUP) find_places(const __grid_con
 #pragma unroll
         for (int i = 0; i < AT_ONCE; ++i)
             if (first + i * GROUP < a.num_keys - a.window_tile)
-                to[a.window_tile + first + i * GROUP] = address(places[i], a.pages);
+                to[a.window_tile + first + i * GROUP] = address(places[i], own);
         read(first + AT_ONCE * GROUP);
     }
 }
