@@ -154,9 +154,9 @@ def test_the_sizes_in_python_are_those_of_the_source():
     sizes = f"HEADS = {attention.WIDE_HEADS}, KEYS = {attention.SHARE_KEYS}, MAX_TURNS = {attention.WIDE_TURNS};"
     assert f"DIM = {attention.WIDE_DIM}, {sizes}" in text
     assert "THREADS = 4 * GROUP" in text and attention.WIDE_THREADS == 4 * 128
-    units = int(re.search(r"UNITS = (\d+)", text)[1])
-    matrices, packed = 5 * 32768 + 2 * 8192, 4 * units * 8 * 288
-    numbers = 4 * 8 * attention.WIDE_TURNS + 4 * 4 * attention.WIDE_HEADS + 4 * 512 + 64 + 8 * 10
+    assert "PITCH = 2 * ENTRY_ROW + 16, SLOT = 8 * PITCH;" in text
+    matrices, packed = 5 * 32768 + 2 * 8192, 4 * 2 * 8 * (2 * 288 + 16)
+    numbers = 4 * 8 * attention.WIDE_TURNS + 4 * 4 * attention.WIDE_HEADS + 8 * 32 + 8 * 10
     assert attention.WIDE_SHARED_BYTES == matrices + packed + numbers <= 232_448
 
 

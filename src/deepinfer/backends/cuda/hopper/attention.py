@@ -36,7 +36,7 @@ VALUE_KEYS = 32
 SHARE_WARPS = 8
 PLACES_SOURCE = Path(__file__).parent / "native" / "places.cu"
 WIDE_SOURCE = Path(__file__).parent / "native" / "attention.cu"
-WIDE_DIM, WIDE_HEADS, WIDE_TURNS, WIDE_THREADS, WIDE_SHARED_BYTES = 512, 64, 64, 512, 231568  # as in its source
+WIDE_DIM, WIDE_HEADS, WIDE_TURNS, WIDE_THREADS, WIDE_SHARED_BYTES = 512, 64, 64, 512, 221520  # as in its source
 NARROW = 8  # bytes of codes that a thread takes at once, so that widened ones spread over all banks
 
 
@@ -232,8 +232,7 @@ def attend(
             (min(items, num_multiprocessors(q.device)), 1, 1),
             (
                 q, attention.sink, out, attention.frequencies, addresses, batch.positions,
-                groups, items, 2 * len(attention.frequencies), num_keys // SHARE_KEYS, 4 + window_tile // 16,
-                (num_keys - window_tile) // 32,
+                groups, items, 2 * len(attention.frequencies), num_keys // SHARE_KEYS, window_tile // SHARE_KEYS,
             ),
         )  # fmt: skip
         return out

@@ -56,12 +56,18 @@ __device__ inline void fetch_queries(const Arguments &a, Four (&pieces)[16], int
     for (int i = 0; i < 16; ++i) pieces[i] = fetch(q + i % 2 * 8 * DIM + i / 2 * 32);
 }
 
-// Scores of keys that the token does not see become none. `seen`: bits of warps that widen, 16 each.
-__device__ inline void hide(float (&score)[32], u32 seen0, u32 seen1, int column) {
-    const u32 seen[2] = {seen0 >> (column / 4 * 16 + column % 4), seen1 >> (column / 4 * 16 + column % 4)};
+// Scores of keys that the token does not see become none.
+__device__ inline void hide(float (&score)[32], u32 seen, int column) {
+    const Four x = load(seen), y = load(seen + 16);
+    if ((x.a & x.b & x.c & x.d & y.a & y.b & y.c & y.d) == ~0u) return;
 #pragma unroll
-    for (int i = 0; i < 32; ++i)
-        if (!(seen[i / 4 % 2] >> (i / 8 * 4 + i % 2) & 1)) score[i] = -__int_as_float(0x7F800000);
+    for (int i = 0; i < 8; ++i) {
+        u32 keys;
+        asm volatile("ld.shared.b32 %0, [%1];" : "=r"(keys) : "r"(seen + 4 * i));
+#pragma unroll
+        for (int j = 0; j < 4; ++j)
+            if (!(keys >> (4 * (column + j % 2)) & 1)) score[4 * i + j] = -__int_as_float(0x7F800000);
+    }
 }
 
 // The highest of a row's scores in a thread.
@@ -118,11 +124,7 @@ __device__ inline void share(const Arguments &a, u32 shared, int thread) {
         };
         const auto share_out = [&](bool is_last) {
             const u32 buffer = tile & 1;
-            u32 seen[2];
-            asm volatile("ld.shared.v2.b32 {%0,%1}, [%2];"
-                         : "=r"(seen[0]), "=r"(seen[1])
-                         : "r"(shared + SEEN_AT + tile % 8 * 8));
-            if ((seen[0] & seen[1]) != 0xFFFFFFFFu) hide(score, seen[0], seen[1], column);
+            hide(score, seen(shared, tile), column);
             float best[2] = {highest(score), highest(score + 2)};
 #pragma unroll
             for (int far = 1; far < 4; far *= 2)

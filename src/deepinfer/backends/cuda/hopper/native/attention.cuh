@@ -11,12 +11,13 @@
 constexpr int DIM = 512, HEADS = 64, KEYS = 64, MAX_TURNS = 64;
 constexpr int THREADS = 4 * GROUP;
 constexpr int WINDOW_ROW = DIM / 32 * 33, ENTRY_ROW = DIM / 16 * 9;
-constexpr int UNITS = 5, UNIT = 8 * ENTRY_ROW;            // of a warp, on their way; bytes of one, packed
+constexpr u32 PITCH = 2 * ENTRY_ROW + 16, SLOT = 8 * PITCH;  // bytes of packed rows, of a warp's eight lines of them
 constexpr u32 PANEL = 8192, TILE = 65536, SHARES = 8192;  // bytes: 64 rows of 64 columns; of all columns; of 64 keys
-constexpr u32 KEYS_AT = 0, QUERY_AT = 2 * TILE, SHARES_AT = QUERY_AT + TILE / 2, UNITS_AT = SHARES_AT + 2 * SHARES;
-constexpr u32 TURNS_AT = UNITS_AT + 4 * UNITS * UNIT, DECAYS_AT = TURNS_AT + 4 * 8 * MAX_TURNS;
-constexpr u32 TOTALS_AT = DECAYS_AT + 2 * 4 * HEADS, PLACES_AT = TOTALS_AT + 2 * 4 * HEADS;
-constexpr u32 SEEN_AT = PLACES_AT + 4 * 512, BARRIERS_AT = SEEN_AT + 64;
+constexpr u32 HALF = PANEL / 2;                           // 32 rows
+constexpr u32 KEYS_AT = 0, QUERY_AT = 2 * TILE, SHARES_AT = QUERY_AT + TILE / 2, SLOTS_AT = SHARES_AT + 2 * SHARES;
+constexpr u32 TURNS_AT = SLOTS_AT + 4 * 2 * SLOT, DECAYS_AT = TURNS_AT + 4 * 8 * MAX_TURNS;
+constexpr u32 TOTALS_AT = DECAYS_AT + 2 * 4 * HEADS;
+constexpr u32 SEEN_AT = TOTALS_AT + 2 * 4 * HEADS, BARRIERS_AT = SEEN_AT + 8 * 32;
 constexpr u32 BYTES = BARRIERS_AT + 8 * 10;
 
 struct Arguments {
@@ -27,9 +28,11 @@ struct Arguments {
     const u64 *places;         // [tokens, keys] addresses of packed rows, one more where a token does not see the key
     const int *positions;      // [tokens]
     long groups, items, rope;  // groups of 64 heads; those of all tokens; columns that turn, the last ones
-    long num_tiles, first_entry, entry_units;  // of an item: tiles of keys; units before its entries, and of them
+    long num_tiles, window_tiles;  // of an item's keys; those of its window, which come first
 };
 
+// For each eight keys of a tile, a word: four bits of ones a key that the token sees.
+__device__ inline u32 seen(u32 shared, u32 tile) { return shared + SEEN_AT + tile % 8 * 32; }
 // Barriers of a buffer: its keys are there; their shares are there; a half of its keys was used.
 __device__ inline u32 widened(u32 shared, u32 buffer) { return shared + BARRIERS_AT + 8 * buffer; }
 __device__ inline u32 shared_out(u32 shared, u32 buffer) { return shared + BARRIERS_AT + 16 + 8 * buffer; }

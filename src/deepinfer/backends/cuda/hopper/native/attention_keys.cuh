@@ -1,8 +1,8 @@
 // Keys of the attention kernel: their way into shared memory as packed, and there widened to bf16.
 //
-// Each of four warps brings and widens the same four rows of every 16 of a tile, so warps wait for nobody but the
-// products. A warp asks for a unit of packed rows, eight entries or four window rows, and widens it UNITS units later;
-// with it come the places of keys three tiles further on. Units go on from one item to the next.
+// Each of four warps brings and widens eight rows of either half of a tile, so warps wait for nobody but the products.
+// It has two slots: rows are copied into one, 16 entries or eight window rows, while those in the other are widened.
+// Their places are read into registers another tile ahead. Rows go on from one item to the next.
 
 #pragma once
 
@@ -25,10 +25,9 @@ __device__ inline u32 odd_pair(u32 x, u32 factor) {
     return times((x & 0x00F000F0u) * (1u << 8 | 1u << 2) & 0x81C081C0u, factor);
 }
 
-// bf16 factors of two e4m3 scales, times 2^110.
-__device__ inline u32 factors_of(u32 scales) {
+// bf16 factors of two e4m3 scales, times 2^110. `bits`: a scale from bit 4 of either half on.
+__device__ inline u32 factors_of(u32 bits) {
     constexpr u32 RAISE = 0x79007900u;  // 2^115, twice
-    const u32 bits = (scales & 0x7F) << 4 | (scales & 0x7F00) << 12;
     return times(times(bits, RAISE), RAISE);
 }
 
@@ -41,214 +40,232 @@ __device__ inline u32 code_pair(u32 x, u32 y, int i, u32 factor) {
 
 // ---- packed rows on their way
 
-__device__ inline void copy_piece(u32 to, const void *from) {  // 16 bytes
+__device__ inline void copy_piece(u32 to, const u8 *from) {  // 16 bytes
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 
-// Units in the order of a block's items: four of queries (four rows, their last 256 columns), then those of keys.
+__device__ inline void copy_piece_if(bool copies, u32 to, const u8 *from) {
+    asm volatile("{\n.reg .pred copies;\nsetp.ne.b32 copies, %2, 0;\n"
+                 "@copies cp.async.cg.shared.global [%0], [%1], 16;\n}" ::"r"(to), "l"(from), "r"(int(copies)) : "memory");
+}
+
+// Keeps what follows from a number from being computed before, and held in registers in between.
+template <class T>
+__device__ inline void forget(T &x) { asm volatile("" : "+r"(x)); }
+
+// A slot has eight lines, each of one window row, or of entries `row` and `row` + 32. Eight lines meet all banks. A lane
+// brings 16 bytes of every 64 of line lane / 4.
 struct Supply {
     const Arguments &a;
-    const u32 shared, places;   // places: four tiles, 16 keys each
-    const int warp, lane;
-    int item, entry;            // the next unit to be asked for: its item, and number, 0 at the item's first entries
-    u32 tile;                   // of the unit, of all so far
-    int place_item, next_tile;  // whose places are asked for next
-    const u64 *next_places;     // two keys a lane
+    const u32 shared, to;         // to: this lane's bytes of the first slot
+    const int warp, row, part;
+    u32 number;                   // of slots filled so far
+    int item, next_tile;          // whose places come next
+    const u64 *places;
+    u64 first, second;            // of rows `row` and `row` + 32 of the next tile
 
     __device__ Supply(const Arguments &a, u32 shared, int warp, int lane)
-        : a(a), shared(shared), places(shared + PLACES_AT + warp * 512), warp(warp), lane(lane), item(blockIdx.x),
-          entry(-int(a.first_entry)), tile(0), place_item(blockIdx.x), next_tile(0) {
-        next_item();
-        for (u32 i = 0; i < 3; ++i) ask_places(i);
-        asm volatile("cp.async.wait_all;" ::: "memory");
-        __syncwarp();
+        : a(a), shared(shared), to(shared + SLOTS_AT + warp * 2 * SLOT + lane / 4 * PITCH + lane % 4 * 16), warp(warp),
+          row(lane / 4), part(lane % 4), number(0), item(blockIdx.x), next_tile(0) {
+        begin_item();
+        read_places();
     }
 
-    __device__ void next_item() {
-        const int token = int(a.groups) == 1 ? place_item : place_item / int(a.groups);
-        next_places = a.places + token * a.num_tiles * KEYS + warp * 4 + lane / 2 * 16 + lane % 2 * 2;
+    __device__ void begin_item() {
+        const int token = int(a.groups) == 1 ? item : item / int(a.groups);
+        places = a.places + token * a.num_tiles * KEYS + warp * 8 + row;
     }
 
-    __device__ void ask_places(u32 tile) {
-        if (place_item >= int(a.items)) return;
-        if (lane < 8) copy_piece(places + tile % 4 * 128 + lane * 16, next_places);
-        next_places += KEYS;
+    __device__ void read_places() {
+        asm volatile("ld.global.b64 %0, [%1];" : "=l"(first) : "l"(places));
+        asm volatile("ld.global.b64 %0, [%1];" : "=l"(second) : "l"(places + 32));
+        places += KEYS;
         if (++next_tile < int(a.num_tiles)) return;
-        next_tile = 0, place_item += gridDim.x;
-        next_item();
+        next_tile = 0, item = min(item + int(gridDim.x), int(a.items) - 1);
+        begin_item();
     }
 
-    // A new tile: notes which keys the token sees, and asks for places.
-    __device__ void begin_tile() {
-        u32 place;
-        asm volatile("ld.shared.b32 %0, [%1];" : "=r"(place) : "r"(places + tile % 4 * 128 + lane % 16 * 8));
-        const u32 seen = __ballot_sync(~0u, (place & 1) == 0), to = shared + SEEN_AT + tile % 8 * 8 + warp * 2;
-        if (lane == 0) asm volatile("st.shared.u16 [%0], %1;" ::"r"(to), "h"(u16(seen)) : "memory");
-        ask_places(tile + 3);
+    __device__ const u8 *piece(u64 place) const { return reinterpret_cast<const u8 *>(place & ~1ull) + part * 16; }
+
+    // Notes which keys of a tile, the next one, the token sees.
+    __device__ void note_seen(u32 tile) {
+        const u32 x = __ballot_sync(~0u, (first & 1) == 0), y = __ballot_sync(~0u, (second & 1) == 0);
+        if (row + part) return;
+        asm volatile("st.shared.b32 [%0], %1;" ::"r"(seen(shared, tile) + warp * 4), "r"(x) : "memory");
+        asm volatile("st.shared.b32 [%0], %1;" ::"r"(seen(shared, tile) + warp * 4 + 16), "r"(y) : "memory");
     }
 
-    __device__ const u8 *place(int key) const {
-        u64 at;
-        asm volatile("ld.shared.b64 %0, [%1];" : "=l"(at) : "r"(places + tile % 4 * 128 + key * 8));
-        return reinterpret_cast<const u8 *>(at & ~1ull);
-    }
+    __device__ u32 next_slot() { return to + number++ % 2 * SLOT; }
 
-    // Asks for the next unit; after the last, UNITS times for nothing, before `entry` would come to entries again.
-    // `to`: bytes of this warp that are free.
-    __device__ void ask(u32 to) {
-        if (entry >= 0) ask_entries(to);
-        else if (item < int(a.items)) ask_rows(to);
-        if (++entry == int(a.entry_units)) entry = -int(a.first_entry), item += gridDim.x;
-        asm volatile("cp.async.commit_group;" ::: "memory");
-    }
-
-    __device__ void ask_entries(u32 to) {
-        const int row = lane / 4, part = lane % 4, second = entry & 1;
-        if (!second) begin_tile();
-        const u8 *from = place(second * 8 + row) + part * 16;
-        to += row * ENTRY_ROW + part * 16;
+    // The last 256 columns of eight heads of an item.
+    __device__ void ask_queries(int of, int half) {
+        forget(of);
+        const u32 slot = next_slot();
+        if (of < int(a.items)) {
+            const long head = long(of) * HEADS + half * 32 + warp * 8 + row;
+            const u8 *from = reinterpret_cast<const u8 *>(a.q + head * DIM);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) copy_piece(to + 64 * i, from + 64 * i);
-        if (part < 2) copy_piece(to + 256, from + 256);
-        tile += second;
-    }
-
-    // Of queries or of a window.
-    __device__ void ask_rows(u32 to) {
-        const int row = lane / 8, part = lane % 8, unit = entry + int(a.first_entry);
-        const u8 *from;
-        to += row * WINDOW_ROW + part * 16;
-        if (unit < 4) {
-            const long head = long(item) * HEADS + unit * 16 + warp * 4 + row;
-            from = reinterpret_cast<const u8 *>(a.q + head * DIM + DIM / 2);
-            for (int i = 0; i < 2; ++i) prefetch(from - 512 + part * 32 + 256 * i);
-        } else {
-            if (unit % 4 == 0) begin_tile();
-            from = place(unit % 4 * 4 + row);
-            if (part == 0) copy_piece(to + DIM, from + DIM);
-            tile += unit % 4 == 3;
+            for (int i = 0; i < 4; ++i) prefetch(from + part * 32 + 128 * i);
+#pragma unroll
+            for (int i = 0; i < 8; ++i) copy_piece(slot + 64 * i, from + DIM + part * 16 + 64 * i);
         }
+        commit();
+    }
+
+    // Eight window rows of a half of a tile.
+    __device__ void ask_window(u32 tile, int half) {
+        if (!half) note_seen(tile);
+        const u32 slot = next_slot();
+        const u8 *from = piece(half ? second : first);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) copy_piece(to + 128 * i, from + part * 16 + 128 * i);
+        for (int i = 0; i < 8; ++i) copy_piece(slot + 64 * i, from + 64 * i);
+        copy_piece_if(part == 0, slot + DIM, from + DIM);
+        commit();
+        if (half) read_places();
+    }
+
+    // 16 entries of a tile.
+    __device__ void ask_entries(u32 tile) {
+        note_seen(tile);
+        const u32 slot = next_slot();
+        const u8 *from[2] = {piece(first), piece(second)};
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const u32 there = slot + half * ENTRY_ROW;
+#pragma unroll
+            for (int i = 0; i < 4; ++i) copy_piece(there + 64 * i, from[half] + 64 * i);
+            copy_piece_if(part < 2, there + 256, from[half] + 256);
+        }
+        commit();
+        read_places();
+    }
+
+    __device__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+    // Waits for all rows but those last asked for; how far from the first slot they are.
+    __device__ u32 ready() const {
+        asm volatile("cp.async.wait_group 1;" ::: "memory");
+        __syncwarp();
+        return number % 2 * SLOT;
     }
 };
 
-// ---- widening. Of eight lanes that store at once, four have other rows, and two have other halves of 128 bytes, so
-// that they meet all banks. `own`: bytes from 16 rows of a matrix to the first 16 bytes of an even or odd stretch of
-// this lane's; the stretch's others are there with bits 4 and 5 changed.
+// ---- widening. A lane takes a quarter of the columns of row lane % 8: eight lanes that load or store at once meet all
+// banks. `from`: where its first stretch is packed; `to`: where piece 0 of its first stretch goes, of which others are
+// panels away, or have bits 4 to 6 changed.
 
-struct Packed {
-    Four x[4];
-    u32 scales[4];
-};
-
-__device__ inline Packed load_query(u32 from) {
-    Packed packed;
+__device__ inline void widen_queries(u32 from, u32 to) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) packed.x[i] = pairs_of(load(from + 16 * i));
-    return packed;
-}
-
-__device__ inline void store_query(const Packed &packed, u32 to) {
-    const Four *x = packed.x;
-    store(to, {x[0].a, x[1].a, x[2].a, x[3].a});
-    store(to ^ 16, {x[0].b, x[1].b, x[2].b, x[3].b});
-    store(to ^ 32, {x[0].c, x[1].c, x[2].c, x[3].c});
-    store(to ^ 48, {x[0].d, x[1].d, x[2].d, x[3].d});
-}
-
-// Two stretches of a window row, eight apart.
-__device__ inline Packed load_window(u32 row, int stretch) {
-    Packed packed;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-        const u32 at = row + (stretch + 8 * i) * 32;
-        packed.x[2 * i] = load(at), packed.x[2 * i + 1] = load(at + 16);
-        asm volatile("ld.shared.u8 %0, [%1];" : "=r"(packed.scales[i]) : "r"(row + DIM + stretch + 8 * i));
-    }
-    return packed;
-}
-
-__device__ inline void widen_window(const Packed &packed, u32 to) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-        const u32 factor = min(packed.scales[i] + 4, 254u) * 0x00800080u;
-        const Four x = packed.x[2 * i], y = packed.x[2 * i + 1];
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-            store((to ^ (16 * j)) + i * 4 * PANEL, {code_pair(x.a, x.b, j, factor), code_pair(x.c, x.d, j, factor),
-                                                    code_pair(y.a, y.b, j, factor), code_pair(y.c, y.d, j, factor)});
-        }
+    for (int i = 0; i < 2; ++i, from += 64) {
+        const Four x[4] = {pairs_of(load(from)), pairs_of(load(from + 16)), pairs_of(load(from + 32)),
+                           pairs_of(load(from + 48))};
+        store(to ^ (64 * i), {x[0].a, x[1].a, x[2].a, x[3].a});
+        store(to ^ (64 * i + 16), {x[0].b, x[1].b, x[2].b, x[3].b});
+        store(to ^ (64 * i + 32), {x[0].c, x[1].c, x[2].c, x[3].c});
+        store(to ^ (64 * i + 48), {x[0].d, x[1].d, x[2].d, x[3].d});
     }
 }
 
-// Four stretches of an entry, four apart.
-__device__ inline Packed load_entry(u32 row, int stretch) {
-    Packed packed;
+// Stretches are loaded while those before are widened.
+__device__ inline void widen_window(u32 from, u32 scales_from, u32 to) {
+    u32 scales;
+    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(scales) : "r"(scales_from));
+    Four x = load(from), y = load(from + 16);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-        u16 two;
-        packed.x[i] = load(row + (stretch + 4 * i) * 16);
-        asm volatile("ld.shared.u16 %0, [%1];" : "=h"(two) : "r"(row + DIM / 2 + (stretch + 4 * i) * 2));
-        packed.scales[i] = two;
+        Four next_x, next_y;
+        if (i < 3) next_x = load(from + 32 * (i + 1)), next_y = load(from + 32 * (i + 1) + 16);
+        const u32 factor = min((scales >> (8 * i) & 0xFF) + 4, 254u) * 0x00800080u;
+#pragma unroll
+        for (int j = 0; j < 4; ++j)
+            store((to ^ (64 * (i % 2) + 16 * j)) + i / 2 * PANEL,
+                  {code_pair(x.a, x.b, j, factor), code_pair(x.c, x.d, j, factor), code_pair(y.a, y.b, j, factor),
+                   code_pair(y.c, y.d, j, factor)});
+        x = next_x, y = next_y;
     }
-    return packed;
 }
 
-__device__ inline void widen_entry(const Packed &packed, u32 to) {
+// A stretch of an entry. `bits`: its two scales, from bit 4 of either half on.
+__device__ inline void widen_stretch(Four x, u32 bits, u32 to) {
+    const u32 factors = factors_of(bits), first = halves(factors, factors), last = high_halves(factors, factors);
+    const Four y = {x.a >> 8, x.b >> 8, x.c >> 8, x.d >> 8};
+    store(to, {even_pair(x.a, first), even_pair(x.b, first), even_pair(x.c, last), even_pair(x.d, last)});
+    store(to ^ 16, {odd_pair(x.a, first), odd_pair(x.b, first), odd_pair(x.c, last), odd_pair(x.d, last)});
+    store(to ^ 32, {even_pair(y.a, first), even_pair(y.b, first), even_pair(y.c, last), even_pair(y.d, last)});
+    store(to ^ 48, {odd_pair(y.a, first), odd_pair(y.b, first), odd_pair(y.c, last), odd_pair(y.d, last)});
+}
+
+__device__ inline void widen_entries(u32 from, u32 scales_from, u32 to) {
+    u32 scales[2];
+    asm volatile("ld.shared.v2.b32 {%0,%1}, [%2];" : "=r"(scales[0]), "=r"(scales[1]) : "r"(scales_from));
+    Four x = load(from);
 #pragma unroll
-    for (int i = 0; i < 4; ++i, to += 2 * PANEL) {
-        const u32 factors = factors_of(packed.scales[i]);
-        const u32 first = halves(factors, factors), last = high_halves(factors, factors);
-        const Four x = packed.x[i], y = {x.a >> 8, x.b >> 8, x.c >> 8, x.d >> 8};
-        store(to, {even_pair(x.a, first), even_pair(x.b, first), even_pair(x.c, last), even_pair(x.d, last)});
-        store(to ^ 16, {odd_pair(x.a, first), odd_pair(x.b, first), odd_pair(x.c, last), odd_pair(x.d, last)});
-        store(to ^ 32, {even_pair(y.a, first), even_pair(y.b, first), even_pair(y.c, last), even_pair(y.d, last)});
-        store(to ^ 48, {odd_pair(y.a, first), odd_pair(y.b, first), odd_pair(y.c, last), odd_pair(y.d, last)});
+    for (int i = 0; i < 4; ++i) {
+        Four next;
+        if (i < 3) next = load(from + 16 * (i + 1));
+        const u32 two = scales[i / 2];
+        const u32 bits = i % 2 ? (two >> 12 & 0x7F0) | (two >> 4 & 0x07F00000)
+                               : (two & 0x7F) << 4 | (two & 0x7F00) << 12;
+        widen_stretch(x, bits, (to ^ (64 * (i % 2))) + i / 2 * PANEL);
+        x = next;
     }
 }
 
 __device__ inline void widen(const Arguments &a, u32 shared, int thread) {
-    const int warp = thread / 32, row = thread % 4, half = thread / 4 % 2, other = thread % 32 / 8;
-    const int line = warp * 4 + row, own = line * 128 + ((4 * half) ^ (line % 8)) * 16;
-    const u32 units = shared + UNITS_AT + warp * UNITS * UNIT;
-    const int first_entry = int(a.first_entry), num_units = first_entry + int(a.entry_units);
+    const int warp = thread / 32, row = thread % 8, part = thread % 32 / 8;
+    const u32 own = (warp * 8 + row) * 128 + row * 16;  // in the other half of a tile, columns are swizzled alike
+    u32 queries = shared + QUERY_AT + part * PANEL + own;
+    const u32 keys = shared + KEYS_AT + part * 2 * PANEL + own;
+    const u32 line = shared + SLOTS_AT + warp * 2 * SLOT + row * PITCH;
+    const int window_tiles = int(a.window_tiles), entry_tiles = int(a.num_tiles) - window_tiles;
     Supply supply(a, shared, warp, thread % 32);
-#pragma unroll 1
-    for (int i = 0; i < UNITS; ++i) supply.ask(units + i * UNIT);
-    u32 slot = 0, tile = 0, part = 0, items = 0;  // part: of a tile's four times 16 keys; tiles and items so far
+    u32 tile = 0, items = 0;  // so far
+    supply.ask_queries(blockIdx.x, 0);
 #pragma unroll 1
     for (int item = blockIdx.x; item < int(a.items); item += gridDim.x, ++items) {
+        const int next = item + gridDim.x;
+        forget(queries);
 #pragma unroll 1
-        for (int unit = 0; unit < num_units; ++unit) {
-            asm volatile("cp.async.wait_group %0;" ::"n"(UNITS - 1) : "memory");
+        for (u32 half = 0; half < 2; ++half) {
+            if (half == 0) supply.ask_queries(item, 1);
+            else supply.ask_window(tile, 0);
+            const u32 from = line + supply.ready();
+            if (items) wait(queries_used(shared), (items - 1) & 1);
+            widen_queries(from + part * 128, queries + half * HALF);
             __syncwarp();
-            const u32 at = units + slot * UNIT, from = at + row * WINDOW_ROW;
-            const bool is_query = unit < 4, is_entry = unit >= first_entry;
-            Packed packed;
-            if (is_entry) packed = load_entry(at + (other % 2 * 4 + row) * ENTRY_ROW, other / 2 * 2 + half);
-            else if (is_query) packed = load_query(from + (2 * other + half) * 64);
-            else packed = load_window(from, 2 * other + half);
-            __syncwarp();
-            supply.ask(at);
-            if (++slot == UNITS) slot = 0;
-            if (is_query) {
-                if (unit == 0 && items) wait(queries_used(shared), (items - 1) & 1);
-                store_query(packed, shared + QUERY_AT + other * PANEL + unit * 2048 + own);
-                if (unit < 3) continue;
-                publish();
-                warp_arrive(queries_there(shared));
-                continue;
+        }
+        publish();
+        warp_arrive(queries_there(shared));
+#pragma unroll 1
+        for (int left = window_tiles - 1; left >= 0; --left, ++tile) {
+            const u32 buffer = tile & 1, to = keys + buffer * TILE;
+#pragma unroll 1
+            for (u32 half = 0; half < 2; ++half) {
+                if (half == 0) supply.ask_window(tile, 1);
+                else if (left) supply.ask_window(tile + 1, 0);
+                else if (entry_tiles) supply.ask_entries(tile + 1);
+                else supply.ask_queries(next, 0);
+                const u32 from = line + supply.ready();
+                if (tile >= 2) wait(used(shared, buffer, half), (tile / 2 - 1) & 1);
+                widen_window(from + part * 128, from + DIM + part * 4, to + half * HALF);
+                __syncwarp();
             }
-            const u32 buffer = tile & 1, keys = shared + KEYS_AT + buffer * TILE + part * 2048 + own;
-            if (tile >= 2 && part % 2 == 0) wait(used(shared, buffer, part / 2), (tile / 2 - 1) & 1);
-            if (is_entry) widen_entry(packed, keys + other % 2 * 2048 + other / 2 * PANEL);
-            else widen_window(packed, keys + other * PANEL);
-            part += is_entry ? 2 : 1;
-            if (part < 4) continue;
             publish();
             warp_arrive(widened(shared, buffer));
-            part = 0, ++tile;
+        }
+#pragma unroll 1
+        for (int left = entry_tiles - 1; left >= 0; --left, ++tile) {
+            const u32 buffer = tile & 1, to = keys + buffer * TILE;
+            if (left) supply.ask_entries(tile + 1);
+            else supply.ask_queries(next, 0);
+            u32 from = line + supply.ready();
+#pragma unroll 1
+            for (u32 half = 0; half < 2; ++half, from += ENTRY_ROW) {
+                if (tile >= 2) wait(used(shared, buffer, half), (tile / 2 - 1) & 1);
+                widen_entries(from + part * 64, from + DIM / 2 + part * 8, to + half * HALF);
+            }
+            publish();
+            warp_arrive(widened(shared, buffer));
         }
     }
 }
