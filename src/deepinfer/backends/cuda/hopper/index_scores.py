@@ -1,4 +1,8 @@
-"""Scores of packed index keys: of all entries that tokens of one row see, or of a token's candidate blocks."""
+"""Scores of packed index keys: of all entries that tokens of one row see, or of a token's candidate blocks.
+
+Queries q are e4m3 bytes [T, heads * d], weights [T, heads] float32 make up for their scales (`indexer.py`). Triton's
+kernels sum in float32; those in CUDA C++ sum products in half precision (`native/indexer.cu` says how exact that is).
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from deepinfer.backends.cuda.hopper.numbers import group_bytes, multiply, scaled_e2m1, ue8m0
+from deepinfer.backends.cuda.hopper.numbers import from_e4m3_bytes, group_bytes, multiply, scaled_e2m1, to_bf16, ue8m0
 from deepinfer.backends.cuda.hopper.selection import GROUP
 from deepinfer.backends.cuda.hopper.sizes import cdiv, next_power_of_2
 from deepinfer.backends.cuda.native import Kernel, load
@@ -25,8 +29,8 @@ KEY_TILES = 16  # that one program scores
 CANDIDATE_TILE, CANDIDATE_TILES = 128, 8  # the same where entries are gathered
 NATIVE = Path(__file__).parent / "native" / "indexer.cu"
 NATIVE_HEADS, NATIVE_DIM, NATIVE_THREADS, NATIVE_TILE = 32, 128, 128, 64  # as in this source
-NATIVE_TILES, NATIVE_PROGRAMS = 64, 4 * 132  # that one program scores at most, and programs that an H200 runs at a time
-NATIVE_CANDIDATE_TILES, NATIVE_CANDIDATE_PROGRAMS = 32, 6 * 132
+NATIVE_TILES, NATIVE_PROGRAMS = 64, 6 * 132  # that one program scores at most, and programs that an H200 runs at a time
+NATIVE_CANDIDATE_TILES, NATIVE_CANDIDATE_PROGRAMS = 32, 9 * 132
 
 
 @triton.jit
@@ -69,13 +73,13 @@ def queries_of(
     q, weights, token, num_tokens,
     HEADS: tl.constexpr, WIDTH: tl.constexpr, TOKENS: tl.constexpr, HEAD_TILE: tl.constexpr,
 ):  # fmt: skip
-    """Queries [WIDTH, TOKENS * HEAD_TILE] bf16 of the tokens from `token` on, and their heads' weights."""
+    """Queries [WIDTH, TOKENS * HEAD_TILE] bf16, from e4m3, of the tokens from `token` on, and their heads' weights."""
     line = tl.arange(0, TOKENS * HEAD_TILE)
     owner, head = (token + line // HEAD_TILE).to(tl.int64), line % HEAD_TILE
     is_line = (owner < num_tokens) & (head < HEADS)
     column = tl.arange(0, WIDTH)
     at = (owner * HEADS + head)[None, :] * WIDTH + column[:, None]
-    queries = tl.load(q + at, mask=is_line[None, :], other=0.0)
+    queries = to_bf16(from_e4m3_bytes(tl.load(q + at, mask=is_line[None, :], other=0)))
     return queries, tl.load(weights + owner * HEADS + head, mask=is_line, other=0.0)
 
 

@@ -15,7 +15,7 @@ from deepinfer.backends.cuda.hopper.compressor import packed_index
 from deepinfer.backends.cuda.hopper.index_scores import TOKEN_TILE, candidate_scores, entry_scores
 from deepinfer.backends.cuda.hopper.linear import linear
 from deepinfer.backends.cuda.hopper.matrices import Matrix, prepare_matrix
-from deepinfer.backends.cuda.hopper.numbers import e2m1_numbers, to_bf16, ue8m0
+from deepinfer.backends.cuda.hopper.numbers import e2m1_numbers, e4m3_bytes, power, ue8m0
 from deepinfer.backends.cuda.hopper.rope import rotated_tail
 from deepinfer.backends.cuda.hopper.selection import GROUP, best_columns, best_of_blocks, group_peaks
 from deepinfer.backends.cuda.hopper.sizes import cdiv, next_power_of_2
@@ -26,6 +26,7 @@ from deepinfer.ops.values import Selection
 from deepinfer.ops.weights import IndexerWeights
 
 SCORE_BYTES = 1 << 30  # of scores that are held at a time
+UP = tl.constexpr(-1)  # octaves that e2m1 of the largest scale grow by as e4m3
 
 
 @dataclass(frozen=True)
@@ -71,21 +72,26 @@ def prepare_indexer(indexer: IndexerWeights) -> Indexer:
 
 @triton.jit
 def query_kernel(
-    q, weights, factor, positions, frequencies,
+    q, codes, weights, factor, positions, frequencies,
     HEADS: tl.constexpr, WIDTH: tl.constexpr, ROPE: tl.constexpr, PAIRS: tl.constexpr,
 ):  # fmt: skip
-    """One head of one token, in place: rotate, round to e2m1 with a scale per 32; multiply its weight."""
+    """One head of one token: rotate, round to e2m1 with a scale per 32; put it on the largest scale, as e4m3.
+
+    Its weight is multiplied by the factor and that scale. Codes more than 7 octaves below the largest scale lose bits.
+    """
     begin()
     token = tl.program_id(0).to(tl.int64)
     head = token * HEADS + tl.program_id(1)
-    tl.store(weights + head, tl.load(weights + head) * factor)
-    at = q + head * WIDTH
     column = tl.arange(0, PAIRS)[:, None] * 2 + tl.arange(0, 2)[None, :]
-    value = tl.load(at + column, mask=column < WIDTH, other=0.0).to(tl.float32)
+    value = tl.load(q + head * WIDTH + column, mask=column < WIDTH, other=0.0).to(tl.float32)
     value = rotated_tail(value, tl.load(positions + token), frequencies, WIDTH, ROPE, PAIRS)
-    codes, exponents = packed_index(tl.reshape(value, [PAIRS // 16, 32]), PAIRS // 16)
-    value = e2m1_numbers(codes) * ue8m0(exponents)[:, None, None]
-    tl.store(at + column, to_bf16(tl.reshape(value, [PAIRS, 2])), mask=column < WIDTH)
+    packed, exponents = packed_index(tl.reshape(value, [PAIRS // 16, 32]), PAIRS // 16)
+    exponents = exponents.to(tl.int32)
+    largest = tl.max(exponents, 0)
+    down = power(tl.maximum(exponents - largest + (127 + UP), 1))
+    value = e4m3_bytes(e2m1_numbers(packed) * down[:, None, None])
+    tl.store(codes + head * WIDTH + column, tl.reshape(value, [PAIRS, 2]), mask=column < WIDTH)
+    tl.store(weights + head, tl.load(weights + head) * factor * ue8m0(largest))
 
 
 def select(
@@ -137,16 +143,17 @@ def _everything(
 
 
 def _queries(x: Tensor, low_rank: Tensor, batch: TokenBatch, indexer: Indexer) -> tuple[Tensor, Tensor]:
-    """Rotated and e2m1-rounded index queries [T, heads * d] bf16, head weights [T, heads] float32."""
+    """Rotated and e2m1-rounded index queries [T, heads * d] e4m3, head weights [T, heads] float32 with their scales."""
     q, weights = linear(low_rank, indexer.wq_b), linear(x, indexer.weights_proj)
+    codes = torch.empty(q.shape, dtype=torch.uint8, device=q.device)
     heads, dim = indexer.num_heads, indexer.dim
     if len(q):
         query_kernel[(len(q), heads)](
-            q, weights, dim**-0.5 * heads**-0.5, batch.positions, indexer.frequencies, heads, dim,
-            2 * len(indexer.frequencies), next_power_of_2(dim) // 2,
+            q, codes, weights, dim**-0.5 * heads**-0.5 * 2.0**-UP.value, batch.positions, indexer.frequencies, heads,
+            dim, 2 * len(indexer.frequencies), next_power_of_2(dim) // 2,
             num_warps=1, enable_fp_fusion=False, launch_pdl=True,
         )  # fmt: skip
-    return q, weights
+    return codes, weights
 
 
 def _select_part(

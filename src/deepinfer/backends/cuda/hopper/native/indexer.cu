@@ -1,42 +1,30 @@
 // Index scores of packed keys at the released sizes: 32 heads of 128 columns, rows of 64 bytes of e2m1 and 4 exponents.
 //
-// A group of four warps multiplies 64 keys by the queries of some tokens at a time. Packed keys come to shared memory
-// by bulk copies, some tiles ahead. A thread takes the 32 codes of one stretch of two keys and widens them exactly to
-// bf16 in registers, where the matrix unit reads them; keys are divided by UNIT, for which the heads' weights make up.
-// Queries stay in shared memory, their columns in the order in which the codes come: of the eight pairs of columns of
-// step s, pair 4 p + t holds codes i and i + 4, where i = 2 (s % 2) + p, of word s / 2 of stretch t. A sum over heads
-// has one order, whatever the batch.
+// A group of four warps multiplies 64 keys by the queries of some tokens at a time, both e4m3. Packed keys come to
+// shared memory by bulk copies, some tiles ahead. A thread takes the 32 codes of one stretch of two keys and looks them
+// up in registers, where the matrix unit reads them; they are on the largest of their key's scales, by which its scores
+// are multiplied. Queries stay in shared memory, their columns in the order in which the codes come: of step s, word
+// 4 half + t holds codes 4 half .. 4 half + 3 of word s of stretch t.
+//
+// The matrix unit sums in half precision. Products of codes are small integers times their scales, so sums are exact
+// while scales are near each other and a sum is below 512 of the largest; else it keeps 11 bits. (The released model
+// rounds it to bf16, 8 bits.) It also sums over heads, in float32: what is positive of the products times weights, each
+// in two halves. A token's sums have one order, whatever the batch, and nothing of another token is in them.
 
 #include "hopper.cuh"
 
 constexpr int HEADS = 32, DIM = 128, TOKENS = 4;  // tokens of one row that are scored together
 constexpr int KEYS = 64, ROW_BYTES = 68, TILE_BYTES = KEYS * ROW_BYTES;
 constexpr int BLOCK = 8;  // entries whose best score is kept, and entries of a candidate block
-constexpr float UNIT = 18446744073709551616.0f;  // 2 ** 64: with keys so much smaller, a factor stays a bf16
+constexpr int UP = 4;  // octaves by which keys grow as e4m3; queries shrink by one, so that no sum reaches 2 ** 16
+constexpr int FAR = 9;  // octaves below a key's largest scale; groups with smaller ones count as zero
 constexpr int STAGES = 3, MAX_TILES = 128, MAX_BLOCKS = 256;  // tiles, or candidate blocks, that one program scores
 
 __device__ inline u32 shared(const void *at) { return (u32)__cvta_generic_to_shared(at); }
 
 __device__ inline float lowest() { return __int_as_float(0xFF800000); }
 
-// Tiles of packed keys on their way to shared memory, in turn.
-struct Ring {
-    alignas(128) u8 keys[STAGES][TILE_BYTES];
-    u64 arrived[STAGES];
-
-    // Makes the barrier of a tile wait for it.
-    __device__ void expect(int tile) {
-        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared(arrived + tile % STAGES)),
-                     "r"(TILE_BYTES) : "memory");
-    }
-
-    // Starts a copy of `bytes` to place `at` of a tile; all are multiples of 16.
-    __device__ void copy(int tile, int at, const void *from, u32 bytes) {
-        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-                     ::"r"(shared(keys[tile % STAGES] + at)), "l"(from), "r"(bytes),
-                     "r"(shared(arrived + tile % STAGES)) : "memory");
-    }
-};
+__device__ inline float power(int exponent) { return __int_as_float(max(1, min(exponent + 127, 254)) << 23); }
 
 // Where an entry's packed key lies in the pages; a block outside them counts as the null block.
 template <class Arguments>
@@ -47,121 +35,203 @@ __device__ inline i64 place_of(int entry, const int *row_table, const Arguments 
     return block * given.page_stride + entry % per_block * ROW_BYTES;
 }
 
-// Queries of the first `known` of LINES lines, zero behind them, swizzled in panels of 64 columns.
-template <int LINES> __device__ inline void load_queries(u8 *queries, const u16 *q, int known) {
-    for (int at = threadIdx.x; at < LINES * 16; at += GROUP) {
-        int line = at / 16, piece = at % 16, stretch = piece / 4, word = piece % 4;
+// Queries of the first `known` of LINES lines, zero behind them, swizzled.
+template <int LINES> __device__ inline void load_queries(u8 *queries, const u8 *q, int known) {
+    for (int at = threadIdx.x; at < LINES * 8; at += GROUP) {
+        int line = at / 8, piece = at % 8;
         Four v = {0, 0, 0, 0};
-        if (line < known) v = fetch(q + line * DIM + piece * 8);
-        u32 pairs[4] = {__byte_perm(v.a, v.c, 0x5410), __byte_perm(v.a, v.c, 0x7632),
-                        __byte_perm(v.b, v.d, 0x5410), __byte_perm(v.b, v.d, 0x7632)};  // columns 0 4, 1 5, 2 6, 3 7
+        if (line < known) v = fetch(q + at * 16);
+        u32 words[4] = {v.a, v.b, v.c, v.d};
+        u8 *to = queries + line * DIM + piece / 2 * 4;
 #pragma unroll
-        for (int pair = 0; pair < 4; ++pair) {
-            int sixteen = 4 * word + pair, panel = sixteen / 8 * (LINES * 128);
-            *(u32 *)(queries + panel + line * 128 + (sixteen % 8 ^ line % 8) * 16 + stretch * 4) = pairs[pair];
-        }
+        for (int i = 0; i < 4; ++i) *(u32 *)(to + (piece % 2 * 4 + i ^ line % 8) * 16) = words[i];
     }
 }
 
 // ---- keys
 
-// The codes of a thread's stretch of two keys, eight lines apart, and what brings them to their size.
-struct Packed {
-    u32 words[2][4], factors[2];
+// Tiles of packed keys on their way to shared memory, in turn.
+struct Ring {
+    alignas(128) u8 keys[STAGES][TILE_BYTES];
+    u64 arrived[STAGES];
 };
 
-// Two bf16 of 2 ** (byte - 127) * 2 ** 126 / UNIT, NaN for 255.
-__device__ inline u32 factor_of(u32 byte) { return (byte == 255 ? 0x7FC0 : min(byte + 62, 255u) << 7) * 0x10001; }
+// The codes of a thread's stretch of two keys, eight lines apart, the e4m3 of the eight sizes, and the keys' scales.
+struct Packed {
+    u32 words[2][4], low[2], high[2], mask[2];
+    float scales[2];
+};
+
+__device__ inline u32 larger_halves(u32 a, u32 b) {
+    u32 c;
+    asm("max.u16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
+    return c;
+}
 
 __device__ inline Packed read_keys(const u8 *tile) {
     int lane = threadIdx.x % 32, stretch = lane % 4;
+    const u8 *row = tile + (threadIdx.x / 32 * 16 + lane / 4) * ROW_BYTES;
     Packed packed;
+    u32 exponents[2];
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        const u8 *row = tile + (threadIdx.x / 32 * 16 + lane / 4 + 8 * half) * ROW_BYTES;
+    for (int half = 0; half < 2; ++half, row += 8 * ROW_BYTES) {
 #pragma unroll
         for (int word = 0; word < 4; ++word) packed.words[half][word] = *(const u32 *)(row + stretch * 16 + word * 4);
-        packed.factors[half] = factor_of(row[DIM / 2 + stretch]);
+        exponents[half] = *(const u32 *)(row + DIM / 2);
+    }
+    // Each half holds bytes of one key; its high byte decides.
+    u32 a = __byte_perm(exponents[0], exponents[1], 0x5410), b = __byte_perm(exponents[0], exponents[1], 0x7632);
+    u32 largest = larger_halves(larger_halves(a, a << 8), larger_halves(b, b << 8));
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        u32 top = __byte_perm(largest, 0, half ? 0x4443 : 0x4441);
+        u32 below = top - __byte_perm(exponents[half], 0, 0x4440 + stretch);
+        packed.low[half] = 0x5C585000 - below * 0x08080800;  // 0, 0.5, 1, 1.5 times 2 ** (UP - below)
+        packed.high[half] = 0x6C686460 - below * 0x08080808;  // 2, 3, 4, 6
+        packed.mask[half] = below > FAR ? 0 : 0x77777777;
+        float scale = __int_as_float(top << 23);
+        packed.scales[half] = fmaf(scale, 0.0f, scale);  // 255: not a number
     }
     return packed;
 }
 
-__device__ inline u32 product(u32 a, u32 b) {
-    u32 c;
-    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
-    return c;
+// Keys as the matrix unit wants them of a thread, by steps of 32 columns.
+typedef u32 Left[4][4];
+
+// Eight codes -> two times four e4m3.
+__device__ inline void widen(u32 word, u32 low, u32 high, u32 mask, u32 &first, u32 &second) {
+    u32 sizes = word & mask, even = word << 4;  // `even` has the signs of codes 0, 2, 4, 6 where `word` has the others'
+    first = __byte_perm(low, high, sizes) | (__byte_perm(word, even, 0x1504) & 0x80808080);
+    second = __byte_perm(low, high, sizes >> 16) | (__byte_perm(word, even, 0x3726) & 0x80808080);
 }
 
-// Codes I and I + 4 of a word as two bf16, divided by UNIT. Their three low bits, placed where the exponent of a bf16
-// ends, are the value times 2 ** -126; an exact product brings it to its size.
-template <int I> __device__ inline u32 widened(u32 word, u32 factor) {
-    u32 size = I < 2 ? word << (6 - 4 * I) : word >> (4 * I - 6), sign = word << (12 - 4 * I);
-    return product((size & 0x01C001C0) | (sign & 0x80008000), factor);
+__device__ inline void widen_keys(Left &left, const Packed &packed) {
+#pragma unroll
+    for (int step = 0; step < 4; ++step)
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+            widen(packed.words[half][step], packed.low[half], packed.high[half], packed.mask[half], left[step][half],
+                  left[step][half + 2]);
 }
 
-template <int STEP> __device__ inline void widen_step(u32 (&a)[4], const Packed &packed) {
-    constexpr int first = STEP % 2 * 2;
-    a[0] = widened<first>(packed.words[0][STEP / 2], packed.factors[0]);
-    a[1] = widened<first>(packed.words[1][STEP / 2], packed.factors[1]);
-    a[2] = widened<first + 1>(packed.words[0][STEP / 2], packed.factors[0]);
-    a[3] = widened<first + 1>(packed.words[1][STEP / 2], packed.factors[1]);
-}
+// ---- products [64 keys, 32 or 128 lines] = or += keys [64, 32] queries [lines, 32]^T, halves in pairs
 
-// ---- products [64 keys, 32 or 128 lines] = or += keys [64, 16] queries [lines, 16]^T
+#define PAIRS8(d, i) "+r"(d[i]), "+r"(d[i + 1]), "+r"(d[i + 2]), "+r"(d[i + 3]), "+r"(d[i + 4]), "+r"(d[i + 5]), \
+    "+r"(d[i + 6]), "+r"(d[i + 7])
 
-__device__ inline void multiply(float (&d)[16], const u32 (&a)[4], u64 b, bool adds) {
+__device__ inline void multiply(u32 (&d)[8], const u32 (&a)[4], u64 b, bool adds) {
     asm volatile(
-        "{\n.reg .pred adds;\nsetp.ne.b32 adds, %21, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 "
-        "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, {%16,%17,%18,%19}, %20, adds, 1, 1, 0;\n}"
-        : ACC8(d, 0), ACC8(d, 8) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)adds));
+        "{\n.reg .pred adds;\nsetp.ne.b32 adds, %13, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n32k32.f16.e4m3.e4m3 "
+        "{%0,%1,%2,%3,%4,%5,%6,%7}, {%8,%9,%10,%11}, %12, adds, 1, 1;\n}"
+        : PAIRS8(d, 0) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)adds));
 }
 
-__device__ inline void multiply(float (&d)[64], const u32 (&a)[4], u64 b, bool adds) {
+__device__ inline void multiply(u32 (&d)[32], const u32 (&a)[4], u64 b, bool adds) {
     asm volatile(
-        "{\n.reg .pred adds;\nsetp.ne.b32 adds, %69, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+        "{\n.reg .pred adds;\nsetp.ne.b32 adds, %37, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k32.f16.e4m3.e4m3 {"
         "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,"
-        "%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,"
-        "%57,%58,%59,%60,%61,%62,%63}, {%64,%65,%66,%67}, %68, adds, 1, 1, 0;\n}"
-        : ACC32(d, 0), ACC32(d, 32) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)adds));
+        "%30,%31}, {%32,%33,%34,%35}, %36, adds, 1, 1;\n}"
+        : PAIRS8(d, 0), PAIRS8(d, 8), PAIRS8(d, 16), PAIRS8(d, 24)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)adds));
 }
 
-template <int LINES, int STEP>
-__device__ inline void step(float (&d)[LINES / 2], u32 (&a)[4], const Packed &packed, u32 low) {
-    widen_step<STEP>(a, packed);
-    products_begin();
-    u32 at = low + (STEP / 4 * (LINES * 128) + STEP % 4 * 32) / 16;
-    multiply(d, a, u64(at) | u64(0x40000040) << 32, STEP > 0);
-}
-
-// Starts the products of a tile: d[4 i + 2 half + e] is that of the thread's key `half` and line
-// 8 i + 2 (thread % 4) + e.
+// Starts products of a tile: d[2 i + half] are those of the thread's key `half` and lines 8 i + 2 (thread % 4) + 0, 1.
 // low: low half of the descriptor of the queries.
-template <int LINES>
-__device__ inline void start_products(float (&d)[LINES / 2], const Packed &packed, u32 low) {
-    u32 a[8][4];
-    step<LINES, 0>(d, a[0], packed, low), step<LINES, 1>(d, a[1], packed, low);
-    step<LINES, 2>(d, a[2], packed, low), step<LINES, 3>(d, a[3], packed, low);
-    step<LINES, 4>(d, a[4], packed, low), step<LINES, 5>(d, a[5], packed, low);
-    step<LINES, 6>(d, a[6], packed, low), step<LINES, 7>(d, a[7], packed, low);
+template <int SIZE> __device__ inline void start_products(u32 (&d)[SIZE], const Left &left, u32 low) {
+    products_begin();
+#pragma unroll
+    for (int step = 0; step < 4; ++step) multiply(d, left[step], u64(low + step * 2) | u64(0x40000040) << 32, step > 0);
+    products_commit();
 }
 
-// The thread's eight heads of a token: sum of weight * relu(product); weights are halved, for d + |d| is 2 relu(d).
-__device__ inline float head_sum(const float *d, const float *halves) {
-    float total = 0.0f;
-#pragma unroll
-    for (int i = 0; i < 4; ++i)
-#pragma unroll
-        for (int e = 0; e < 2; ++e) total = fmaf(d[4 * i + e] + fabsf(d[4 * i + e]), halves[2 * i + e], total);
-    return total;
+// ---- sums over heads
+
+// A thread's part of the weights of up to four tokens, a matrix [32 heads, 8]: columns 2 i and 2 i + 1 are token i's
+// rounded to halves and what that left, both times a power of two of the token.
+struct Weights {
+    u32 pairs[4];
+    float unit;  // what brings sums of token thread % 4 to their size
+};
+
+__device__ inline u32 two_halves(float low, float high) {
+    u32 z;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(z) : "f"(high), "f"(low));
+    return z;
 }
 
-// Head of the place among a thread's eight weights.
-__device__ inline int head_at(int place, int thread) { return place / 2 * 8 + thread * 2 + place % 2; }
+__device__ inline u32 positive_halves(u32 x) {
+    u32 z;
+    asm("fma.rn.relu.f16x2 %0, %1, %2, %3;" : "=r"(z) : "r"(x), "r"(0x3C003C00), "r"(0x80008000));
+    return z;
+}
+
+__device__ inline float half_rounded(float x) {
+    float z;
+    asm("{\n.reg .b16 h;\ncvt.rn.f16.f32 h, %1;\ncvt.f32.f16 %0, h;\n}" : "=f"(z) : "f"(x));
+    return z;
+}
+
+// weights: [known, 32]; the last one's stand in all columns behind.
+__device__ inline Weights read_weights(const float *weights, int known) {
+    int lane = threadIdx.x % 32, token = min(lane / 8, known - 1);
+    float values[8], largest = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        values[i] = weights[token * HEADS + i / 2 * 8 + lane % 4 * 2 + i % 2];
+        largest = fmaxf(largest, fabsf(values[i]));
+    }
+    largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
+    largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
+    int exponent = (__float_as_int(largest) >> 23) - 127, up = 14 - exponent;
+    Weights found;
+    found.unit = __shfl_sync(~0u, power(-up - UP), lane % 4 * 8);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        float first = values[2 * i] * power(up), second = values[2 * i + 1] * power(up);
+        if (lane / 4 % 2) first -= half_rounded(first), second -= half_rounded(second);
+        found.pairs[i] = two_halves(first, second);
+    }
+    return found;
+}
+
+// d[2 half + e] += sum over 16 heads of relu(products) weights, of the thread's key `half`, column 2 (thread % 4) + e.
+__device__ inline void add_heads(float (&d)[4], const u32 *products, u32 first, u32 second) {
+    u32 a[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) a[i] = positive_halves(products[i]);
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(first), "r"(second));
+}
+
+// Of the thread's two keys, the sums over the 32 heads from `products` on, with the weights of token thread % 4.
+__device__ inline void head_sums(float (&sums)[2], const u32 *products, const Weights &weights) {
+    float d[4] = {};
+    add_heads(d, products, weights.pairs[0], weights.pairs[1]);
+    add_heads(d, products + 4, weights.pairs[2], weights.pairs[3]);
+    sums[0] = d[0] + d[1], sums[1] = d[2] + d[3];
+}
+
+// ---- kernels
+
+// Which tile of the ring comes next.
+struct Turn {
+    int stage, parity;
+};
+
+// The thread's part of the next tile of keys. When it returns all have read theirs, and the place may be filled again.
+__device__ inline Packed next_keys(Ring &ring, Turn &turn) {
+    wait(shared(ring.arrived + turn.stage), turn.parity);
+    Packed packed = read_keys(ring.keys[turn.stage]);
+    __syncthreads();
+    if (++turn.stage == STAGES) turn = {0, turn.parity ^ 1};
+    return packed;
+}
 
 struct KeyArguments {
-    const u16 *q;          // [tokens, 32, 128] bf16
+    const u8 *q;           // [tokens, 32, 128] e4m3
     const float *weights;  // [tokens, 32]
     const u8 *pages;
     const int *table, *tile_rows, *tile_firsts, *tile_lasts, *visible;
@@ -170,11 +240,10 @@ struct KeyArguments {
 };
 
 // Some tokens of one row against some tiles of its entries: scores, and the best of each block that a token sees.
-extern "C" __global__ void __launch_bounds__(GROUP, 4) score_keys(const KeyArguments given) {
-    __shared__ alignas(1024) u8 queries[TOKENS * HEADS * DIM * 2];
+extern "C" __global__ void __launch_bounds__(GROUP, 6) score_keys(const KeyArguments given) {
+    __shared__ alignas(1024) u8 queries[TOKENS * HEADS * DIM];
     __shared__ Ring ring;
     __shared__ i64 places[MAX_TILES];
-    __shared__ alignas(16) float halves[4][TOKENS * 8 + 4];  // by thread of four; the four behind spread the banks
     int thread = threadIdx.x, lane = thread % 32;
     begin();
     int first = max(given.tile_firsts[blockIdx.x], (int)given.part_first);
@@ -187,48 +256,40 @@ extern "C" __global__ void __launch_bounds__(GROUP, 4) score_keys(const KeyArgum
     if (thread < num_tiles) places[thread] = place_of(begin + thread * KEYS, row_table, given);
     if (thread < STAGES) init(shared(ring.arrived + thread), 1);
     load_queries<TOKENS * HEADS>(queries, given.q + (i64)first * (HEADS * DIM), (last - first) * HEADS);
-    int part = thread / 32, place = thread % 32, token = first + place / 8;
-    float weight = token < last ? given.weights[(i64)token * HEADS + head_at(place % 8, part)] : 0.0f;
-    halves[part][place] = weight * (0.5f * UNIT);
+    Weights weights = read_weights(given.weights + (i64)first * HEADS, last - first);
     publish();
     __syncthreads();
     auto fetch_tile = [&](int tile) {
-        ring.expect(tile);
-        ring.copy(tile, 0, given.pages + places[tile], TILE_BYTES);
+        u32 arrived = shared(ring.arrived + tile % STAGES);
+        expect(arrived, TILE_BYTES);
+        copy(shared(ring.keys[tile % STAGES]), given.pages + places[tile], TILE_BYTES, arrived);
     };
     if (thread == 0)
         for (int tile = 0; tile < min(STAGES, num_tiles); ++tile) fetch_tile(tile);
-    // After the sums, thread t of four has the scores of token t.
+    // Thread t of four has the scores of token t.
     int mine = first + lane % 4, mine_limit = mine < last ? given.visible[mine] : 0;
     bool is_odd = lane & 1, is_high = lane & 2, is_second = lane & 4;
     int entry = begin + thread / 32 * 16 + lane / 4, left = mine_limit - entry;
     float *scores = given.scores + (mine - given.part_first) * given.score_stride + entry;
     float *peaks = given.peaks + (mine - given.part_first) * given.peak_stride + (begin / 16 + thread / 32) * 2;
     u32 low = u32(matrix(shared(queries), 16));
-    for (int tile = 0, stage = 0, parity = 0; tile < num_tiles; ++tile) {
-        wait(shared(ring.arrived + stage), parity);
-        Packed packed = read_keys(ring.keys[stage]);
-        __syncthreads();
-        if (++stage == STAGES) stage = 0, parity ^= 1;
-        float d[TOKENS * HEADS / 2], sums[2][TOKENS];
-        start_products<TOKENS * HEADS>(d, packed, low);
+    Turn turn = {0, 0};
+    for (int tile = 0; tile < num_tiles; ++tile) {
+        Packed packed = next_keys(ring, turn);
+        u32 products[TOKENS * HEADS / 4];
+        float sums[TOKENS][2];
+        Left keys;
+        widen_keys(keys, packed);
+        start_products(products, keys, low);
         if (thread == 0 && tile + STAGES < num_tiles) fetch_tile(tile + STAGES);
-        products_end();
+        products_wait();
 #pragma unroll
-        for (int i = 0; i < TOKENS; ++i) {
-            float shares[8];
-            *(float4 *)shares = *(const float4 *)&halves[lane % 4][8 * i];
-            *(float4 *)(shares + 4) = *(const float4 *)&halves[lane % 4][8 * i + 4];
-            sums[0][i] = head_sum(d + 16 * i, shares), sums[1][i] = head_sum(d + 16 * i + 2, shares);
-        }
+        for (int i = 0; i < TOKENS; ++i) head_sums(sums[i], products + 8 * i, weights);
         float both[2], peak[2];
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            const float *sum = sums[half];
-            float even = is_high ? sum[2] : sum[0], odd = is_high ? sum[3] : sum[1];
-            even += __shfl_xor_sync(~0u, is_high ? sum[0] : sum[2], 2);
-            odd += __shfl_xor_sync(~0u, is_high ? sum[1] : sum[3], 2);
-            both[half] = (is_odd ? odd : even) + __shfl_xor_sync(~0u, is_odd ? even : odd, 1);
+            float even = is_high ? sums[2][half] : sums[0][half], odd = is_high ? sums[3][half] : sums[1][half];
+            both[half] = (is_odd ? odd : even) * (packed.scales[half] * weights.unit);
             peak[half] = 8 * half < left ? both[half] : lowest();
         }
         if (0 < left) scores[0] = both[0];
@@ -242,7 +303,7 @@ extern "C" __global__ void __launch_bounds__(GROUP, 4) score_keys(const KeyArgum
 }
 
 struct CandidateArguments {
-    const u16 *q;
+    const u8 *q;
     const float *weights;
     const u8 *pages;
     const int *table, *token_rows, *visible, *candidates;
@@ -251,8 +312,8 @@ struct CandidateArguments {
 };
 
 // One token against some tiles of the entries of its candidate blocks; scores of what it does not see are not written.
-extern "C" __global__ void __launch_bounds__(GROUP, 6) score_candidates(const CandidateArguments given) {
-    __shared__ alignas(1024) u8 queries[HEADS * DIM * 2];
+extern "C" __global__ void __launch_bounds__(GROUP, 9) score_candidates(const CandidateArguments given) {
+    __shared__ alignas(1024) u8 queries[HEADS * DIM];
     __shared__ Ring ring;
     __shared__ i64 places[MAX_BLOCKS];
     __shared__ int seen[MAX_BLOCKS];
@@ -270,36 +331,33 @@ extern "C" __global__ void __launch_bounds__(GROUP, 6) score_candidates(const Ca
     }
     if (thread < STAGES) init(shared(ring.arrived + thread), 1);
     load_queries<HEADS>(queries, given.q + (i64)token * (HEADS * DIM), HEADS);
+    Weights weights = read_weights(given.weights + (i64)token * HEADS, 1);
     publish();
     __syncthreads();
     auto fetch_tile = [&](int tile) {  // by eight threads
-        if (thread == 0) ring.expect(tile);
-        ring.copy(tile, thread * (BLOCK * ROW_BYTES), given.pages + places[tile * 8 + thread], BLOCK * ROW_BYTES);
+        u32 arrived = shared(ring.arrived + tile % STAGES), to = shared(ring.keys[tile % STAGES]);
+        if (thread == 0) expect(arrived, TILE_BYTES);
+        constexpr int BYTES = BLOCK * ROW_BYTES;
+        copy(to + thread * BYTES, given.pages + places[tile * 8 + thread], BYTES, arrived);
     };
     if (thread < 8)
         for (int tile = 0; tile < min(STAGES, num_tiles); ++tile) fetch_tile(tile);
-    float halves[8];
-#pragma unroll
-    for (int i = 0; i < 8; ++i) halves[i] = given.weights[(i64)token * HEADS + head_at(i, lane % 4)] * (0.5f * UNIT);
     float *scores = given.scores + blockIdx.x * given.score_stride;
     u32 low = u32(matrix(shared(queries), 16));
-    for (int tile = 0, stage = 0, parity = 0; tile < num_tiles; ++tile) {
-        wait(shared(ring.arrived + stage), parity);
-        Packed packed = read_keys(ring.keys[stage]);
-        __syncthreads();
-        if (++stage == STAGES) stage = 0, parity ^= 1;
-        float d[HEADS / 2], sums[2];
-        start_products<HEADS>(d, packed, low);
+    Turn turn = {0, 0};
+    for (int tile = 0; tile < num_tiles; ++tile) {
+        Packed packed = next_keys(ring, turn);
+        u32 products[HEADS / 4];
+        float sums[2];
+        Left keys;
+        widen_keys(keys, packed);
+        start_products(products, keys, low);
         if (thread < 8 && tile + STAGES < num_tiles) fetch_tile(tile + STAGES);
-        products_end();
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            float sum = head_sum(d + 2 * half, halves);
-            sum += __shfl_xor_sync(~0u, sum, 2);
-            sums[half] = sum + __shfl_xor_sync(~0u, sum, 1);
-        }
+        products_wait();
+        head_sums(sums, products, weights);
         int block = tile * 8 + thread / 32 * 2 + lane % 4;  // of threads 0 and 1 of four
         if (lane % 4 < 2 && lane / 4 < seen[block])
-            scores[(begin + block) * BLOCK + lane / 4] = lane % 4 ? sums[1] : sums[0];
+            scores[(begin + block) * BLOCK + lane / 4] =
+                lane % 4 ? sums[1] * (packed.scales[1] * weights.unit) : sums[0] * (packed.scales[0] * weights.unit);
     }
 }
