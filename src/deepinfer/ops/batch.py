@@ -75,6 +75,7 @@ class ForwardBatch:
     logit_tokens: [n] int64, indices into the decoder's tokens whose logits are wanted; None = all in order.
     feeds_draft: the decoder's tokens leave what the draft head reads of them.
     image_rows: [image tokens, hidden] float32, what stands at the image tokens in place of their embedding.
+    logits: [lines, vocab] float32, the memory for those of the pass; None = new one.
     """
 
     tokens: Tensor
@@ -85,6 +86,7 @@ class ForwardBatch:
     logit_tokens: Tensor | None
     feeds_draft: bool = False
     image_rows: Tensor | None = None
+    logits: Tensor | None = None
 
 
 class Hidden(NamedTuple):

@@ -58,5 +58,5 @@ def leave_model(ops: Ops, state: LayerState, inputs: ForwardBatch, num_lines: in
     chosen = inputs.logit_tokens
     hidden = Hidden(state.streams, state.pre) if chosen is None else Hidden(state.streams[chosen], state.pre[chosen])
     lines = hidden.part(0, num_lines)
-    logits = ops.head(lines.streams, lines.pre, parts.head, None)
+    logits = ops.head(lines.streams, lines.pre, parts.head, inputs.logits)
     return Computed(hidden if len(hidden.pre) > num_lines else None, logits, ops.best_tokens(logits))

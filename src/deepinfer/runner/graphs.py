@@ -6,6 +6,7 @@ prompt tokens are never captured, see `graph_cache.py` for which others are.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import numpy as np
@@ -73,8 +74,8 @@ class StepGraphs:
 
         def step() -> None:
             batch = padded_batch(shape, self._staged.numbers, self._builder)
-            _, logits, (token_ids, is_finite) = self._model.compute(batch, shape.num_tokens)
-            self._logits[: shape.num_tokens].copy_(logits)
+            batch = dataclasses.replace(batch, logits=self._logits[: shape.num_tokens])
+            _, _, (token_ids, is_finite) = self._model.compute(batch, shape.num_tokens)
             self._token_ids[: shape.num_tokens].copy_(token_ids)
             self._is_finite[: shape.num_tokens].copy_(is_finite)
 

@@ -16,6 +16,6 @@ class Model(Protocol):
         """Logits of the first `num_lines` logit tokens, what `logits` reads of all; writes the step's cache entries."""
         ...
 
-    def logits(self, hidden: Hidden, out: Tensor | None = None) -> Tensor:
-        """Logits [tokens, vocab] float32, in `out` if it is given."""
+    def logits(self, hidden: Hidden) -> Tensor:
+        """Logits [tokens, vocab] float32."""
         ...

@@ -96,7 +96,8 @@ def run_model(inputs: ForwardBatch, taps: Tensor | None, num_lines: int, model: 
     if num_logits > num_lines:
         streams, pre = empty(num_tokens, struct.num_streams, struct.hidden), empty(num_tokens, struct.num_streams)
         streams_address, pre_address = streams.data_ptr(), pre.data_ptr()
-    logits = empty(num_lines, model.parts.head.matrix.rows)
+    shape = num_lines, model.parts.head.matrix.rows
+    logits = empty(*shape) if inputs.logits is None else dense("logits", inputs.logits, shape, torch.float32)
     token_ids, is_finite = empty(num_lines, dtype=np.int64), empty(num_lines, dtype=np.bool_)
     error = native().run_model(
         model.address, ctypes.addressof(step), ctypes.addressof(given), streams_address, pre_address,

@@ -78,9 +78,9 @@ class BoundModel:
             self.draft.store_main(taps, inputs.decoder)
         return computed
 
-    def logits(self, hidden: Hidden, out: Tensor | None = None) -> Tensor:
-        """Logits [tokens, vocab] float32, in `out` if it is given."""
-        return self.model.ops.head(hidden.streams, hidden.pre, self.model.head, out)
+    def logits(self, hidden: Hidden) -> Tensor:
+        """Logits [tokens, vocab] float32."""
+        return self.model.ops.head(hidden.streams, hidden.pre, self.model.head, None)
 
     def _run_halves(
         self, state: LayerState, shared: LayerInputs, inputs: ForwardBatch
