@@ -70,7 +70,7 @@ class NoModel:
         nothing = torch.zeros(num_lines, dtype=torch.int64)
         return Computed(None, torch.zeros(num_lines, VOCAB), (nothing, nothing == 0))
 
-    def logits(self, hidden: Hidden, out: Tensor | None = None) -> Tensor:
+    def logits(self, hidden: Hidden) -> Tensor:
         return torch.zeros(len(hidden.pre), VOCAB)
 
     def block(self, tokens: Tensor, batch: TokenBatch) -> tuple[Tensor, Tensor]:
