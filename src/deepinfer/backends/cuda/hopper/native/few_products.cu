@@ -138,7 +138,7 @@ template <class Own> __device__ inline void products(const Arguments &given) {
     meet();
     constexpr int TILE = CLUSTER * ROWS;
     int stretches = (given.num_rows + TILE - 1) / TILE, units = given.steps / 2, group = threadIdx.x / GROUP;
-    int tiles = own.tiles.tile_ends[given.num_experts - 1] * stretches, apart = gridDim.x / CLUSTER;
+    int tiles = own.tiles.total * stretches, apart = gridDim.x / CLUSTER;
     if (group == GROUPS) {
         if (threadIdx.x % 32 == 0) bring(own, given, stretches, tiles, threadIdx.x / 32 - GROUPS * 4);
     } else {

@@ -116,7 +116,7 @@ template <class Own> __device__ inline void products(const Arguments &given) {
     set_up(own, given);
     constexpr int TILE = GROUPS * CLUSTER * ROWS;
     int stretches = (given.num_rows + TILE - 1) / TILE;
-    int tiles = own.tiles.tile_ends[given.num_experts - 1] * stretches;
+    int tiles = own.tiles.total * stretches;
     int first = blockIdx.x / CLUSTER, apart = gridDim.x / CLUSTER;
     Turn turn = {0, 0};
     if (threadIdx.x >= GROUPS * GROUP) {

@@ -82,10 +82,11 @@ struct Tile {
 // Where the places of each expert begin and end, and its tiles among those of all.
 struct Tiles {
     int begins[MAX_EXPERTS], ends[MAX_EXPERTS], tile_ends[MAX_EXPERTS];
+    int total;  // at a place of its own: so the compiler knows it equal in all threads, and what loops over tiles count too
 
     // By the first warp; tiles of this many tokens. Not from the first cache, which may be older than the kernel before.
     __device__ void count(const Arguments &given, int tokens) {
-        int total = 0;
+        int before = 0;
         for (int start = 0; start < given.num_experts; start += 32) {
             int expert = start + threadIdx.x, begin = 0, end = 0;
             if (expert < given.num_experts) {
@@ -98,15 +99,16 @@ struct Tiles {
                 if (threadIdx.x >= far) number += other;
             }
             if (expert < given.num_experts)
-                begins[expert] = begin, ends[expert] = end, tile_ends[expert] = total + number;
-            total += __shfl_sync(~0u, number, 31);
+                begins[expert] = begin, ends[expert] = end, tile_ends[expert] = before + number;
+            before += __shfl_sync(~0u, number, 31);
         }
+        if (threadIdx.x == 0) total = before;
     }
 
     // The tile of this number of tokens and a stretch of rows; NEAR of tokens take the same rows one after the other.
     __device__ Tile find(const Arguments &given, int number, int stretches, int tokens) const {
-        int total = tile_ends[given.num_experts - 1], band = number / (NEAR * stretches);
-        int inside = number - band * NEAR * stretches, width = min(NEAR, total - band * NEAR);
+        int band = number / (NEAR * stretches), inside = number - band * NEAR * stretches;
+        int width = min(NEAR, total - band * NEAR);
         int place = band * NEAR + inside % width, expert = 0;
         while (tile_ends[expert] <= place) ++expert;
         int before = expert ? tile_ends[expert - 1] : 0, first = begins[expert] + (place - before) * tokens;
