@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from backends.cpu import pair
+from deepinfer.backends.cpu.library import native
 from deepinfer.checkpoint.reader import Checkpoint
 from deepinfer.model.v41.weights import ModelWeights
 from deepinfer.ops.values import Mix
@@ -36,14 +37,14 @@ class Case:
     """
 
     op: str
-    prepared: tuple[Any, Any]  # reference, cpu; None for an op without
+    prepared: Callable[[], tuple[Any, Any]]  # reference, cpu; None for an op without
     arguments: Callable[[int], Sequence[Any]]
 
     def reference(self, arguments: Sequence[Any]) -> list[Tensor]:
-        return self._run(pair.reference(), arguments, self.prepared[0])
+        return self._run(pair.reference(), arguments, self.prepared()[0])
 
     def cpu(self, arguments: Sequence[Any]) -> list[Tensor]:
-        return self._run(pair.cpu(), arguments, self.prepared[1])
+        return self._run(pair.cpu(), arguments, self.prepared()[1])
 
     def _run(self, table, arguments, prepared) -> list[Tensor]:
         return flat(getattr(table, self.op)(*arguments, *([] if prepared is None else [prepared])))
@@ -51,7 +52,12 @@ class Case:
 
 def case(op: str, prepare: str, given: Sequence[Any], arguments: Callable[[int], Sequence[Any]]) -> Case:
     """given: what the prepare op takes."""
-    return Case(op, tuple(getattr(table, prepare)(*given) for table in (pair.reference(), pair.cpu())), arguments)
+
+    @functools.cache
+    def prepared(has_tiles: bool) -> tuple[Any, ...]:
+        return tuple(getattr(table, prepare)(*given) for table in (pair.reference(), pair.cpu()))
+
+    return Case(op, lambda: prepared(bool(native().uses_tiles())), arguments)
 
 
 def flat(result: Any) -> list[Tensor]:

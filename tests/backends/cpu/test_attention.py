@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import pytest
@@ -17,14 +16,8 @@ from deepinfer.ops.reference import quant
 from deepinfer.ops.weights import AttentionWeights, RopeSpec, Weight
 from ops import golden, world
 
+pytestmark = pytest.mark.usefixtures("kind")
 LIMIT = 5e-6  # the worst relative error of a row: float32 sums of up to 512 numbers in another order
-
-
-@pytest.fixture(autouse=True, params=["vectors", "tiles"])
-def kind(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Both ways to form sums; plain code stands in for tiles that the processor lacks."""
-    with pair.tiles(request.param == "tiles"):
-        yield
 
 
 def weights_of(heads: int, dim: int, rope: int, window: int, seed: int = 0) -> AttentionWeights:

@@ -13,6 +13,7 @@ from deepinfer.errors import ShapeError
 from deepinfer.ops.weights import HeadWeights, Weight
 from model_configs import config
 
+pytestmark = pytest.mark.usefixtures("kind")
 LIMIT = 2e-6  # float32 sums in another order
 
 

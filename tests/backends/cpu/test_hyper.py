@@ -14,6 +14,7 @@ from deepinfer.ops.values import Mix
 from deepinfer.ops.weights import HyperWeights, Weight
 from model_configs import config
 
+pytestmark = pytest.mark.usefixtures("kind")
 LIMIT = 2e-6  # 20 Sinkhorn rounds of float32 divisions against products with reciprocals
 
 
@@ -37,7 +38,7 @@ def leave(model: str) -> Case:
         mix = Mix(uniform(count, m), uniform(count, m, seed=1), uniform(count, m, m, seed=2))
         return normal(count, m, hidden), normal(count, hidden, seed=3), mix
 
-    return Case("hyper_leave", (None, None), arguments)
+    return Case("hyper_leave", lambda: (None, None), arguments)
 
 
 def weights_of(streams: int, hidden: int, rounds: int) -> HyperWeights:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -20,14 +19,8 @@ from deepinfer.ops.reference import quant
 from deepinfer.ops.weights import IndexerWeights, RopeSpec, Weight
 from ops import golden, world
 
+pytestmark = pytest.mark.usefixtures("kind")
 HIDDEN, RANK = 24, 16
-
-
-@pytest.fixture(autouse=True, params=["vectors", "tiles"])
-def kind(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Both ways to form sums; plain code stands in for tiles that the processor lacks."""
-    with pair.tiles(request.param == "tiles"):
-        yield
 
 
 def whole(*shape: int, most: int, random: torch.Generator) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -23,16 +22,10 @@ from deepinfer.errors import ShapeError
 from deepinfer.ops.reference import quant
 from deepinfer.ops.weights import Weight
 
+pytestmark = pytest.mark.usefixtures("kind")
 LIMIT = 5e-7  # float32 sums in blocks of 32, relative to the sum of the sizes of all products
 SHAPES = [(16, 32), (256, 384), (33, 70), (5, 40), (24, 1536), (60, 100), (100, 34), (1, 2)]
 FORMATS = ("float32", "bf16", "e4m3", "e2m1")
-
-
-@pytest.fixture(autouse=True, params=["vectors", "tiles"])
-def kind(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Both ways to multiply; plain code stands in for tiles that the processor lacks."""
-    with pair.tiles(request.param == "tiles"):
-        yield request.param
 
 
 def random(seed: int = 0) -> torch.Generator:

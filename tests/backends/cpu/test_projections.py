@@ -15,6 +15,7 @@ from deepinfer.ops.reference import quant
 from deepinfer.ops.weights import AttentionWeights, RopeSpec, Weight
 from model_configs import config
 
+pytestmark = pytest.mark.usefixtures("kind")
 LIMIT = 3e-6  # float32 sums in another order, through two products and a norm
 
 

