@@ -36,12 +36,15 @@ def test_the_plot_has_a_point_for_each_batch_of_decode_steps():
     setting = {"ranks": 64, "context": 131072, "drafts": 3, "acceptance": 0.75, "length": 4096}
     figure = draw([case(8, 1040.0), case(256, 5888.0), prefill], setting)
     (panel,) = figure.axes
-    (curve,) = panel.get_lines()
+    curve, published = panel.get_lines()
     assert (curve.get_xdata().tolist(), curve.get_ydata().tolist()) == ([130.0, 23.0], [1040.0, 5888.0])
+    assert (list(published.get_xdata()), list(published.get_ydata())) == ([179.0, 45.3], [1432.0, 256 * 45.3])
     assert [(text.get_text(), text.xy) for text in panel.texts] == [("8", (130.0, 1040.0)), ("256", (23.0, 5888.0))]
     assert figure.get_suptitle() == "Decoding on one rank of 64, context 131,072"
     assert (panel.get_xlabel(), panel.get_ylabel()) == ("tokens/s of a user", "tokens/s of the card")
-    assert panel.get_legend().get_texts()[0].get_text().startswith("3 drafts, 75 % accepted")
+    names = [text.get_text() for text in panel.get_legend().get_texts()]
+    assert names[0].startswith("3 drafts, 75 % accepted") and names[1] == "DeepInfer 0.1.0 on SM100, by floors"
+    assert len(draw([case(8, 1040.0)], setting | {"ranks": 8}).axes[0].get_lines()) == 1  # it publishes none there
 
 
 def refused(capsys: pytest.CaptureFixture[str], *flags: str) -> str:

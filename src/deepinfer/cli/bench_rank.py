@@ -24,6 +24,12 @@ if TYPE_CHECKING:
     from deepinfer.rank.measure import Case
 
 
+# Requests of a rank and tokens/s of a user that DeepInfer 0.1.0 publishes for SM100 (25,000 tokens/s at 256 requests, 300
+# a user at 8), scaled to an H200: the same shares, 37.0 % and 19.3 %, of what memory and matrix units allow at most.
+PUBLISHED = {8: 179.0, 256: 45.3}
+PUBLISHED_SETTING = {"ranks": 64, "context": 131072, "drafts": 3, "acceptance": 0.75}
+
+
 def add_command(commands: Any) -> None:
     """Add the command and its flags to the parser of `bench`."""
     parser = commands.add_parser("rank", help="emulate one rank of an expert-parallel group", description=__doc__)
@@ -96,7 +102,10 @@ def op_table(cases: Sequence[Case]) -> str:
 
 
 def draw(cases: Sequence[Case], setting: Mapping[str, Any]) -> Figure:
-    """Tokens/s of the card over tokens/s of a user, one point a batch size of the decode steps."""
+    """Tokens/s of the card over tokens/s of a user, one point a batch size of the decode steps.
+
+    Beside them, in the setting for which they are published, DeepInfer's points.
+    """
     decoded = [case for case in cases if case.kind == "decode"]
     figure, (panel,) = new_figure(f"Decoding on one rank of {setting['ranks']}, context {setting['context']:,}")
     users, card = [case.tokens_per_s_user for case in decoded], [case.tokens_per_s for case in decoded]
@@ -106,6 +115,9 @@ def draw(cases: Sequence[Case], setting: Mapping[str, Any]) -> Figure:
     for case in decoded:
         place = (case.tokens_per_s_user, case.tokens_per_s)
         panel.annotate(str(case.num_requests), place, xytext=(5, 5), textcoords="offset points")
+    if PUBLISHED_SETTING.items() <= setting.items():
+        card = [number * user for number, user in PUBLISHED.items()]
+        panel.plot(PUBLISHED.values(), card, marker="x", linestyle=":", label="DeepInfer 0.1.0 on SM100, by floors")
     panel.set(xlabel="tokens/s of a user", ylabel="tokens/s of the card", xlim=(0, None), ylim=(0, None))
     panel.legend()
     return figure
