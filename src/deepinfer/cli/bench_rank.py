@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from deepinfer.rank.measure import Case
 
 
-# Requests of a rank and tokens/s of a user that DeepInfer 0.1.0 publishes for SM100 (25,000 tokens/s at 256 requests, 300
-# a user at 8), scaled to an H200: the same shares, 37.0 % and 19.3 %, of what memory and matrix units allow at most.
+# Requests of a rank and tokens/s of a user that DeepInfer 0.1.0 publishes for SM100 (25,000 tokens/s at 256 requests,
+# 300 a user at 8), scaled to an H200: the same shares, 37.0 % and 19.3 %, of what memory and matrix units allow at most.
 PUBLISHED = {8: 179.0, 256: 45.3}
 PUBLISHED_SETTING = {"ranks": 64, "context": 131072, "drafts": 3, "acceptance": 0.75}
 
