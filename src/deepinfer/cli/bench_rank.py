@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 # Requests of a rank and tokens/s of a user that DeepInfer 0.1.0 publishes for SM100 (25,000 tokens/s at 256 requests,
-# 300 a user at 8), scaled to an H200: the same shares, 37.0 % and 19.3 %, of what memory and matrix units allow at most.
+# 300 a user at 8), scaled to an H200: the same shares, 37.0 % and 19.3 %, of what memory and matrix units allow.
 PUBLISHED = {8: 179.0, 256: 45.3}
 PUBLISHED_SETTING = {"ranks": 64, "context": 131072, "drafts": 3, "acceptance": 0.75}
 
@@ -116,8 +116,8 @@ def draw(cases: Sequence[Case], setting: Mapping[str, Any]) -> Figure:
         place = (case.tokens_per_s_user, case.tokens_per_s)
         panel.annotate(str(case.num_requests), place, xytext=(5, 5), textcoords="offset points")
     if PUBLISHED_SETTING.items() <= setting.items():
-        card = [number * user for number, user in PUBLISHED.items()]
-        panel.plot(PUBLISHED.values(), card, marker="x", linestyle=":", label="DeepInfer 0.1.0 on SM100, by floors")
+        users, card = [*PUBLISHED.values()], [number * user for number, user in PUBLISHED.items()]
+        panel.plot(users, card, marker="x", linestyle=":", label="DeepInfer 0.1.0 on SM100, by floors")
     panel.set(xlabel="tokens/s of a user", ylabel="tokens/s of the card", xlim=(0, None), ylim=(0, None))
     panel.legend()
     return figure
