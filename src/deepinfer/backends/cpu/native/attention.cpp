@@ -82,9 +82,25 @@ struct Query {
     }
 };
 
+#if defined(__AVX512F__)
+// `score_keys` for up to eight heads, which half of a vector holds.
+void score_half(const Query& query, const Layer& layer, const float* keys, float* shares) {
+    const int64_t dim = layer.dim;
+    __m256 sums[KEYS] = {};
+    for (int64_t i = 0; i < dim; ++i) {
+        const __m256 factors = _mm256_loadu_ps(query.q + i * LANES);
+        for (int k = 0; k < KEYS; ++k) sums[k] = _mm256_fmadd_ps(_mm256_set1_ps(keys[k * dim + i]), factors, sums[k]);
+    }
+    for (int k = 0; k < KEYS; ++k) store(shares + k * LANES, (Vec)_mm512_zextps256_ps512(sums[k]));
+}
+#endif
+
 // shares[k][head] = q . keys[k] for KEYS keys.
 void score_keys(const Query& query, const Layer& layer, const float* keys, float* shares) {
     const int64_t heads = layer.padded, dim = layer.dim;
+#if defined(__AVX512F__)
+    if (layer.heads <= LANES / 2) return score_half(query, layer, keys, shares);
+#endif
     for (int64_t head = 0; head < heads; head += LANES) {
         Vec sums[KEYS] = {};
         const float* q = query.q + head;
