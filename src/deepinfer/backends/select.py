@@ -77,7 +77,7 @@ def short_prefill(device: torch.device, ops: table.Ops) -> int | None:
     """Prompt tokens that a step on a CPU takes unless more are asked for; None elsewhere."""
     if device.type != "cpu":
         return None
-    has_tiles = "cpu" in ops.origin.values() and bool(native().uses_tiles())
+    has_tiles = "cpu" in ops.origin.values() and bool(native().tile_parts())
     return TILE_PREFILL_TOKENS if has_tiles else VECTOR_PREFILL_TOKENS
 
 

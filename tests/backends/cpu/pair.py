@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from deepinfer.backends.cpu.library import native
+from deepinfer.backends.cpu.matrix import INPUT_PARTS
 from deepinfer.backends.cpu.ops import cpu_ops
 from deepinfer.ops.reference.build import reference_ops
 from deepinfer.ops.table import Ops, build
@@ -38,13 +39,13 @@ def threads(count: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def tiles(wanted: bool) -> Iterator[None]:
-    """Whether matrices are packed for tiles, and attention uses them."""
-    before = native().uses_tiles()
-    native().set_uses_tiles(wanted)
+    """Whether tiles form all products or none: those of matrices, of attention and of index scores."""
+    before = native().tile_parts()
+    native().set_tile_parts(INPUT_PARTS if wanted else 0)
     try:
         yield
     finally:
-        native().set_uses_tiles(before)
+        native().set_tile_parts(before)
 
 
 def random_weight(*shape: int, seed: int) -> Weight:

@@ -128,7 +128,7 @@ def test_without_a_compiler_there_is_one_warning_that_says_what_is_lost(monkeypa
     assert "times slower" in caplog.text
 
 
-ALL = "avx2 fma f16c avx512f avx512bw avx512dq avx512vl avx512_bf16 amx_tile amx_bf16"
+ALL = "avx2 fma f16c avx512f avx512bw avx512dq avx512vl avx512vbmi avx512_bf16 amx_tile amx_bf16"
 
 
 @pytest.fixture
@@ -149,7 +149,8 @@ def processor(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
         ("fpu avx avx2 fma f16c", build.AVX2),
         ("fpu avx avx2 fma", ()),
         (ALL, build.AMX),
-        (ALL.replace("amx_tile", ""), build.AVX512),
+        (ALL.replace("amx_tile", ""), build.AVX512BF16),
+        (ALL.replace("avx512_bf16 amx_tile", ""), build.AVX512),
         ("avx2 fma f16c avx512f avx512bw", build.AVX2),
         ("", ()),
     ],
@@ -162,9 +163,15 @@ def test_instruction_sets_are_used_when_the_processor_has_all_of_them(flags, exp
 def test_what_system_or_compiler_does_not_know_is_not_used(processor, monkeypatch):
     processor(ALL)
     monkeypatch.setattr(build, "_grants_tiles", lambda: False)
+    assert build.cpu_features("c++") == build.AVX512BF16
+    monkeypatch.setattr(build, "_accepts", lambda compiler, features: "avx512_bf16" not in features)
     assert build.cpu_features("c++") == build.AVX512
     monkeypatch.setattr(build, "_accepts", lambda compiler, features: "avx512f" not in features)
     assert build.cpu_features("c++") == build.AVX2
+
+
+def test_flags_are_named_as_compilers_name_them():
+    assert build.feature_flags(("avx512_bf16", "amx_tile")) == ("-mavx512bf16", "-mamx-tile")
 
 
 def test_a_compiler_is_asked_for_what_it_knows():
@@ -180,7 +187,7 @@ def test_instruction_sets_may_be_named(processor, monkeypatch):
     with pytest.raises(build.BuildError, match="'avx2'; this processor"):
         build.cpu_features("c++")
     monkeypatch.setenv("CPU_INSTRUCTIONS", "avx3")
-    with pytest.raises(build.BuildError, match="'avx3'; it must be one of amx, avx512, avx2, portable"):
+    with pytest.raises(build.BuildError, match="'avx3'; it must be one of amx, avx512bf16, avx512, avx2, portable"):
         build.cpu_features("c++")
 
 

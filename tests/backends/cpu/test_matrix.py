@@ -5,14 +5,17 @@ from __future__ import annotations
 import ctypes
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 from backends.cpu import pair
+from deepinfer.backends.cpu import build
 from deepinfer.backends.cpu.matrix import (
     E2M1,
     FLOAT32,
     TILED_BFLOAT16,
+    TILED_E4M3,
     MatrixStruct,
     multiply,
     prepare_groups,
@@ -113,6 +116,55 @@ def test_scales_at_the_ends_of_their_range_are_kept(kind):
     packed = prepare_matrix(weight)
     assert packed.structs[0].format == {"vectors": E2M1, "tiles": TILED_BFLOAT16}[kind]
     assert error(x, quant.dequantise(weight, torch.float64), multiply(x, packed)) < LIMIT
+
+
+@pytest.fixture
+def bf16_pairs() -> None:
+    """For libraries whose tiles are formed by vectors of bf16 pairs."""
+    if build.cpu_features(build.find_compiler()) != build.AVX512BF16:
+        pytest.skip("needs AVX512-BF16")
+
+
+@pytest.mark.usefixtures("bf16_pairs")
+@pytest.mark.parametrize("rows", [1, 2, 7, 16, 17, 40])
+def test_sums_of_bf16_pairs_have_the_order_of_their_instruction(kind, rows):
+    """Intel Software Developer's Manual, VDPBF16PS: odd, then even numbers; what is below 2 ** -126 counts as zero."""
+    if kind == "vectors":
+        pytest.skip("vectors have an order of their own")
+    sizes = torch.tensor([1.0, 2.0**-63, 2.0**-70]).repeat_interleave(32)
+    x, weight = (vectors(rows, 96) * sizes).bfloat16(), (matrix("float32", 40, 96).value * sizes).bfloat16()
+    x[0] = 0.0
+    x[0, 64:] = vectors(1, 32) * 2.0**-57  # and nothing larger
+    total = np.zeros((rows, 40), np.float32)
+    wide_x, wide_weight = x.double().numpy(), weight.double().numpy()
+    for block in range(0, 96, 32):
+        added = np.zeros((rows, 40), np.float32)
+        for even in range(block, block + 32, 2):
+            for column in (even + 1, even):
+                exact = added.astype(np.float64) + wide_x[:, column, None] * wide_weight[None, :, column]
+                added = exact.astype(np.float32)
+                added[np.abs(added) < 2.0**-126] = 0.0
+        total += added
+    found = multiply(x.float(), prepare_matrix(Weight(weight)))
+    assert torch.equal(found, torch.from_numpy(total))
+
+
+@pytest.mark.usefixtures("bf16_pairs")
+def test_e4m3_codes_stay_packed_for_bf16_pairs_where_bf16_holds_them():
+    weight, formats = matrix("e4m3", 40, 96), []
+    assert weight.scale is not None
+    scales, codes = weight.scale.view(torch.uint8), weight.value.view(torch.uint8)
+    codes[:, 5] = 128  # minus zero
+    with pair.tiles(True):
+        for scale, code in ((10, 1), (246, 126), (9, 1), (247, 126), (127, 127)):
+            scales[1, 1], codes[33, 40] = scale, code
+            packed = prepare_matrix(weight)
+            formats.append(packed.structs[0].format)
+            if formats[-1] == TILED_E4M3:
+                for rows in (1, 96):  # codes of a few rows are widened in registers
+                    found = [multiply(part, packed) for part in torch.eye(96).split(rows)]
+                    assert torch.equal(torch.cat(found), quant.dequantise(weight, torch.float32).T)
+    assert formats == [TILED_E4M3] * 2 + [TILED_BFLOAT16] * 3
 
 
 def test_matrices_that_share_their_input_are_stacked():

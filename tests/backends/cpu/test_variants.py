@@ -16,7 +16,7 @@ from deepinfer.backends.cpu.library import SIGNATURES
 from deepinfer.ops.reference import quant
 
 SOURCES = ("gemm", "tile_products", "tiles", "pack", "cache_formats", "threads")
-FUNCTIONS = ("multiply", "pack", "fits_tiles", "uses_tiles")
+FUNCTIONS = ("multiply", "pack", "stays_packed", "tile_parts", "set_tile_parts")
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def test_products_are_right_and_rows_independent(compiled, name, monkeypatch):
     for function in FUNCTIONS:
         getattr(library, function).restype, *getattr(library, function).argtypes = SIGNATURES[function]
     monkeypatch.setattr(products, "native", lambda: library)
-    assert bool(library.uses_tiles()) == (name == "amx")
+    assert library.tile_parts() == {"amx": 3, "avx512bf16": 1}.get(name, 0)
     for number_format, columns in itertools.product(FORMATS, (34, 98, 160)):  # 2, 4 and 5 blocks of 32
         weight = matrix(number_format, 100, columns)
         packed, x = products.prepare_matrix(weight), vectors(37, columns)

@@ -30,7 +30,8 @@ FLAGS = (
 AVX2 = ("avx2", "fma", "f16c")
 AVX512 = (*AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl")
 AMX = (*AVX512, "amx_tile", "amx_bf16")
-INSTRUCTIONS = {"amx": AMX, "avx512": AVX512, "avx2": AVX2, "portable": ()}  # best first
+AVX512BF16 = (*AVX512, "avx512vbmi", "avx512_bf16")
+INSTRUCTIONS = {"amx": AMX, "avx512bf16": AVX512BF16, "avx512": AVX512, "avx2": AVX2, "portable": ()}  # best first
 TIMEOUT_S = 300
 ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA = 158, 0x1023, 18  # system call, request, component
 
@@ -90,7 +91,7 @@ def cpu_features(compiler: str) -> tuple[str, ...]:
 
 def feature_flags(features: tuple[str, ...]) -> tuple[str, ...]:
     """Instruction sets as compiler flags."""
-    return tuple(f"-m{feature.replace('_', '-')}" for feature in features)
+    return tuple(f"-m{feature.replace('avx512_', 'avx512').replace('_', '-')}" for feature in features)
 
 
 def _known_features() -> set[str]:

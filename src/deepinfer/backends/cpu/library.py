@@ -18,9 +18,9 @@ POINTER, LONG, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 # Result, then arguments. A LONG result is 0, or not when an index points outside of what it should.
 SIGNATURES: dict[str, tuple[Any, ...]] = {
     "set_num_threads": (None, LONG),
-    "uses_tiles": (LONG,),
-    "set_uses_tiles": (None, LONG),
-    "fits_tiles": (LONG, POINTER, LONG),
+    "tile_parts": (LONG,),
+    "set_tile_parts": (None, LONG),
+    "stays_packed": (LONG, LONG, POINTER, LONG),
     "pack": (None, POINTER, LONG, LONG, POINTER),
     "multiply": (None, POINTER, LONG, LONG, POINTER, POINTER),
     "embed": (LONG, POINTER, LONG, POINTER, LONG, LONG, LONG, POINTER, POINTER),

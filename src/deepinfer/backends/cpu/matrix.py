@@ -20,9 +20,10 @@ from deepinfer.ops.weights import Weight
 
 PANEL, BLOCK, TILE = 16, 32, 32
 ROUNDS_INPUTS = True  # tests turn it off to compare whole models sharply
-FLOAT32, BFLOAT16, E4M3, E2M1, TILED_BFLOAT16, TILED_E2M1 = range(6)  # `enum Format`
-COLUMN_BITS = (32, 16, 8, 4, 16, 4)
-SCALED = (E4M3, E2M1, TILED_E2M1)  # formats that keep their scales
+FLOAT32, BFLOAT16, E4M3, E2M1, TILED_BFLOAT16, TILED_E2M1, TILED_E4M3 = range(7)  # `enum Format`
+COLUMN_BITS = (32, 16, 8, 4, 16, 4, 8)
+INPUT_PARTS = 3  # bf16 numbers that a float32 number is the sum of
+SCALED = (E4M3, E2M1, TILED_E2M1, TILED_E4M3)  # formats that keep their scales
 
 
 class MatrixStruct(ctypes.Structure):
@@ -74,7 +75,7 @@ def prepare_matrix(*weights: Weight, rounds: bool = False) -> Matrix:
     require(
         not rounds or columns % BLOCK == 0, f"a product that rounds its input has {columns} columns, no whole blocks"
     )
-    panels, blocks, layout = -(-rows // PANEL), -(-columns // BLOCK), _layout(parts, number_format)
+    panels, blocks, layout = -(-rows // PANEL), -(-columns // BLOCK), _layout(parts, number_format, rounds)
     value_bytes = panels * PANEL * blocks * BLOCK * COLUMN_BITS[layout] // 8
     scale_bytes = panels * PANEL * blocks if layout in SCALED else 0
     array, memory = (MatrixStruct * stack)(), []
@@ -115,14 +116,19 @@ def _format(weight: Weight) -> int:
     return BFLOAT16 if is_exact else FLOAT32
 
 
-def _layout(parts: Sequence[Weight], number_format: int) -> int:
-    """The format that weights stored like this are packed in."""
-    if number_format == FLOAT32 or not native().uses_tiles():
+def _layout(parts: Sequence[Weight], number_format: int, rounds: bool) -> int:
+    """The format that weights stored like this are packed in; rounded inputs are one bf16 number each, others three."""
+    if number_format == FLOAT32 or native().tile_parts() < (1 if rounds else INPUT_PARTS):
         return number_format
-    if number_format != E2M1:
+    if number_format == BFLOAT16:
         return TILED_BFLOAT16
     scales = [part.scale for part in parts if part.scale is not None]
-    return TILED_E2M1 if all(native().fits_tiles(one.data_ptr(), one.numel()) for one in scales) else TILED_BFLOAT16
+    if not all(native().stays_packed(number_format, one.data_ptr(), one.numel()) for one in scales):
+        return TILED_BFLOAT16
+    if number_format == E2M1:
+        return TILED_E2M1
+    has_nan = any(bool((part.value.view(torch.uint8) & 127 == 127).any()) for part in parts)
+    return TILED_BFLOAT16 if has_nan else TILED_E4M3
 
 
 def _part(value: Tensor, scales: Tensor | None, number: int, columns: int) -> PartStruct:

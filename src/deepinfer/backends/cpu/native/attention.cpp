@@ -10,6 +10,7 @@
 
 #include "attention_sums.h"
 #include "batch.h"
+#include "bf16.h"
 #include "cache_formats.h"
 #include "ops.h"
 #include "rope.h"
@@ -355,10 +356,11 @@ using namespace deepinfer;
 EXPORT void attend(const Batch* batch, const float* q, const uint8_t* window_rows, const Cache* ring,
                    const Cache* pages, const int32_t* entries, int64_t num_entries, const float* sink,
                    const float* frequencies, int64_t heads, int64_t dim, int64_t window, int64_t pairs, float* out) {
-    const int64_t together = uses_tiles() ? TILE_HEADS : LANES;
+    const bool by_tiles = uses_tiles(PARTS);
+    const int64_t together = by_tiles ? TILE_HEADS : LANES;
     const Layer layer{sink, frequencies, heads, dim, window, pairs, (heads + together - 1) / together * together,
-                      uses_tiles() && lies_twice(heads)};
+                      by_tiles && lies_twice(heads)};
     const Step step{*batch, *ring, pages, window_rows, q, entries, num_entries, out};
-    if (uses_tiles()) attend_by<ByTiles>(layer, step);
+    if (by_tiles) attend_by<ByTiles>(layer, step);
     else attend_by<ByVectors>(layer, step);
 }

@@ -19,6 +19,15 @@ inline VecInt take_part(Vec& left) {
     return upper;
 }
 
+#if defined(__AVX512BF16__)
+// sums + words' numbers times the two at `x`: those of the upper halves first, each product and sum rounded once.
+inline Vec add_pairs(VecInt words, const void* x, Vec sums) {
+    int32_t pair;
+    std::memcpy(&pair, x, 4);
+    return (Vec)_mm512_dpbf16_ps((__m512)sums, (__m512bh)words, (__m512bh)splat_int(pair));
+}
+#endif
+
 inline VecInt lower_from_upper(VecInt words) { return (VecInt)((VecUnsigned)words >> 16); }
 
 // The upper halves of 32 lanes.

@@ -192,16 +192,14 @@ void panels(const float* x, int64_t count, int64_t stride, const Matrix& matrix,
     }
 }
 
-// Panels that a thread takes at a time: its whole share where there is so little work that each further piece costs
-// more than it evens out.
+}  // namespace
+
 int64_t panel_grain(const Product* products, int64_t count) {
     int64_t num_rows = 0;
     for (int64_t i = 0; i < count; ++i) num_rows += products[i].num_rows;
     if (!count || num_rows > DIRECT_ROWS) return 1;
     return std::max<int64_t>((num_panels(*products->matrix) + num_threads() - 1) / num_threads(), 1);
 }
-
-}  // namespace
 
 void gemm_panels(const float* x, int64_t num_rows, int64_t stride, const Matrix& matrix, float* out,
                  int64_t out_stride, int64_t first, int64_t last) {

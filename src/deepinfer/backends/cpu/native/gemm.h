@@ -11,12 +11,13 @@
 //     TILED_BF16  as BF16
 //     TILED_E2M1  [block of 32 columns][4][16][2] words, each with one column of its row: 4 i, 4 i + 1, .. of the even
 //           or of the odd columns of the block, from the lowest nibble to the highest
+//     TILED_E4M3  [column / 4][row / 4][column / 2 % 2][4][2] bytes, never minus zero
 //
 // exponents [panel][block][16] bytes: the ue8m0 scale of each row and block, 2 ** (e - 127). 0 stands for 0 and
 // 255 for infinity, where the format says 2 ** -127 and NaN.
 //
-// The tiled formats are for bf16 tiles (tile_products.cpp), the others for float32 vectors. Tiled e4m3 matrices, and e2m1
-// ones with scales below 2 ** -126 or above 2 ** 125, are TILED_BF16 with their scales multiplied in.
+// The tiled formats are for bf16 tiles (tile_products.cpp), the others for float32 vectors. What `stays_packed` refuses is
+// TILED_BF16, with the scales multiplied in.
 //
 // The order of every sum is fixed: within blocks of 32 columns from the first to the last, then block after
 // block. It is the same for one row of x and for many, so a row's result does not depend on the others.
@@ -30,11 +31,11 @@ namespace deepinfer {
 constexpr int PANEL = 16;
 constexpr int BLOCK = 32;
 
-enum Format : int64_t { F32 = 0, BF16 = 1, E4M3 = 2, E2M1 = 3, TILED_BF16 = 4, TILED_E2M1 = 5 };
+enum Format : int64_t { F32 = 0, BF16 = 1, E4M3 = 2, E2M1 = 3, TILED_BF16 = 4, TILED_E2M1 = 5, TILED_E4M3 = 6 };
 
 struct Matrix {
     const void* values;
-    const uint8_t* exponents;  // of E4M3, E2M1 and TILED_E2M1
+    const uint8_t* exponents;  // of E4M3, E2M1, TILED_E2M1 and TILED_E4M3
     int64_t rows, columns, format;
     int64_t rounds;  // x is rounded to e4m3 with a power of two per 32 first; columns are whole blocks then
 };
@@ -58,8 +59,12 @@ void gemm(const float* x, int64_t num_rows, int64_t stride, const Matrix& matrix
 void gemm_panels(const float* x, int64_t num_rows, int64_t stride, const Matrix& matrix, float* out,
                  int64_t out_stride, int64_t first, int64_t last);
 
+// Panels that a thread takes at a time: its whole share where there is so little work that each further piece costs
+// more than it evens out.
+int64_t panel_grain(const Product* products, int64_t count);
+
 inline int64_t panel_bytes(int64_t format, int64_t columns) {
-    constexpr int64_t half_bytes[] = {8, 4, 2, 1, 4, 1};
+    constexpr int64_t half_bytes[] = {8, 4, 2, 1, 4, 1, 2};
     return (columns + BLOCK - 1) / BLOCK * BLOCK * PANEL * half_bytes[format] / 2;
 }
 

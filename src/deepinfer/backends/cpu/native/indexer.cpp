@@ -220,7 +220,7 @@ EXPORT void select_entries(const Indexer* indexer, const float* x, int64_t strid
         q = scratch<QueryBuffer>(tokens * indexer->heads * indexer->dim);
         weights = scratch<WeightBuffer>(tokens * indexer->heads);
         const int64_t rows = tokens * indexer->heads + TILE_ROWS;
-        if (uses_tiles()) tile_q = scratch<TileQueryBuffer, uint16_t>(rows * indexer->dim);
+        if (uses_tiles(1)) tile_q = scratch<TileQueryBuffer, uint16_t>(rows * indexer->dim);
         prepare_queries(*indexer, *batch, x, stride, low_rank, q, tile_q, weights);
     }
     const Step step{*indexer,       *batch,  *pages, {*indexer, q, weights, tile_q}, candidates,

@@ -108,11 +108,20 @@ void tile_e2m1(const Lines& lines, int64_t columns, uint8_t* to) {
     }
 }
 
+// Pairs of columns of four rows side by side.
+void tile_e4m3(const Lines& lines, int64_t columns, uint8_t* to) {
+    for (int64_t r = 0; r < PANEL; ++r)
+        for (int64_t c = 0; lines.values[r] && c < columns; ++c)
+            to[c / 4 * 4 * PANEL + r / 4 * 16 + c / 2 % 2 * 8 + r % 4 * 2 + c % 2] =
+                lines.values[r][c] == 128 ? uint8_t{0} : lines.values[r][c];
+}
+
 void pack_panel(const Lines& lines, int64_t from, int64_t columns, int64_t to, uint8_t* values, uint8_t* exponents) {
     if (to == F32) interleave<float, 1>(lines, columns, reinterpret_cast<float*>(values));
     else if (to == E4M3) interleave<uint8_t, 4>(lines, columns, values);
     else if (to == E2M1) pack_e2m1(lines, columns, values);
     else if (to == TILED_E2M1) tile_e2m1(lines, columns, values);
+    else if (to == TILED_E4M3) tile_e4m3(lines, columns, values);
     else if (from == BF16) interleave<uint16_t, 2>(lines, columns, reinterpret_cast<uint16_t*>(values));
     else widen(lines, from, columns, reinterpret_cast<uint16_t*>(values));
     for (int64_t r = 0; exponents && r < PANEL; ++r)
@@ -125,9 +134,18 @@ void pack_panel(const Lines& lines, int64_t from, int64_t columns, int64_t to, u
 
 using namespace deepinfer;
 
-// Whether e2m1 rows with these scales can be TILED_E2M1.
-EXPORT int64_t fits_tiles(const uint8_t* scales, int64_t count) {
-    return std::all_of(scales, scales + count, [](uint8_t scale) { return scale >= 1 && scale <= 252; });
+// Whether codes of this format, none of them NaN, with these scales stay packed for tiles: bf16 holds their numbers. E4m3
+// codes are widened at each use only where a tile product takes much longer than that.
+EXPORT int64_t stays_packed(int64_t format, const uint8_t* scales, int64_t count) {
+    const auto within = [=](int least, int most) {
+        return std::all_of(scales, scales + count, [=](int scale) { return scale >= least && scale <= most; });
+    };
+    if (format == E2M1) return within(1, 252);
+#if defined(__AVX512BF16__)
+    return within(10, 246);
+#else
+    return 0;
+#endif
 }
 
 // Stacked parts of format `from` into `to`, whose values and exponents are all zero so far.

@@ -1,7 +1,7 @@
 // Rows of x become tiles of bf16 numbers first. Rounded to fp8, x is exact in bf16; otherwise it is the sum of three
 // bf16 numbers, and each product is three. A sum goes from the first block of 32 columns to the last, the
-// parts of x within a block from the largest to the smallest. One row or two leave most of a tile empty; vectors do
-// the same sums for them in the same order (few_products.h).
+// parts of x within a block from the largest to the smallest. Few rows leave most of a tile empty; vectors do the same
+// sums for them in the same order (few_products.h).
 
 #include "tile_products.h"
 
@@ -25,13 +25,13 @@ struct JobScratch;
 struct RightScratch;
 
 // Rows of x as tiles: [tiles][blocks][parts] of [16 rows][32], the rows past the last zero unless there is one tile. A
-// few rows are floats instead: [blocks][parts][rows][32].
+// few rows lie closer, perhaps as floats: [blocks][parts][rows][32].
 struct Left {
     const uint16_t* tiles;
     int64_t rows, blocks, parts;
 
     bool is_few() const { return rows <= FEW_ROWS; }
-    const float* few() const { return reinterpret_cast<const float*>(tiles); }
+    const FewNumber* few() const { return reinterpret_cast<const FewNumber*>(tiles); }
 
     int64_t num_tiles() const { return (rows + TILE_ROWS - 1) / TILE_ROWS; }
     int64_t tile_numbers() const { return blocks * parts * TILE_ROWS * BLOCK; }  // more than a few rows take
@@ -67,7 +67,7 @@ void make_tile(const Product& product, const Left& left, int64_t number, uint16_
             Vec values[SPLIT_VECS];
             read_block(from, block * BLOCK, columns, rounds, values);
             if (left.is_few()) {
-                auto* to = reinterpret_cast<float*>(tiles) + (block * left.parts * rows + row) * BLOCK;
+                auto* to = reinterpret_cast<FewNumber*>(tiles) + (block * left.parts * rows + row) * BLOCK;
                 split_few(values, left.parts, rows * BLOCK, to);
             } else {
                 uint16_t* to = tile + (block * left.parts * TILE_ROWS + row) * BLOCK;
@@ -77,10 +77,11 @@ void make_tile(const Product& product, const Left& left, int64_t number, uint16_
     }
 }
 
-// A panel of e2m1 codes as tiles of bf16 numbers.
+// A panel of codes as tiles of bf16 numbers.
+template <class Source>
 void widen_panel(const uint8_t* codes, const uint8_t* exponents, int64_t blocks, uint8_t* to) {
     for (int64_t block = 0; block < blocks; ++block, to += TILE_BYTES) {
-        const TiledE2m1Block source(codes, exponents, block);
+        const Source source(codes, exponents, block);
         for (int i = 0; i < 4; ++i) {
             Pairs pairs[4];
             source.get(i, pairs);
@@ -143,7 +144,7 @@ void multiply_panels(const Left& left, const Matrix& matrix, float* out, int64_t
     const int64_t tiles = left.num_tiles(), tile_rows = tiles == 1 ? left.rows : TILE_ROWS;
     const int64_t together = tiles == 1 ? MAX_PANELS : 2, wide_bytes = left.blocks * TILE_BYTES;
     const auto* values = static_cast<const uint8_t*>(matrix.values);
-    const bool is_packed = matrix.format == TILED_E2M1;
+    const bool is_packed = matrix.format != TILED_BF16;
     if (left.is_few()) return few_products(left.few(), left.rows, left.parts, matrix, out, stride, first, last);
     uint8_t* widened = is_packed ? scratch<RightScratch, uint8_t>(together * wide_bytes) : nullptr;
     const TileUse use(static_cast<int>(tile_rows));
@@ -153,8 +154,11 @@ void multiply_panels(const Left& left, const Matrix& matrix, float* out, int64_t
         for (int64_t p = 0; p < count; ++p) {
             panels[p] = is_packed ? widened + p * wide_bytes : values + (panel + p) * wide_bytes;
             if (!is_packed) continue;
-            widen_panel(values + (panel + p) * panel_bytes(matrix.format, matrix.columns),
-                        matrix.exponents + (panel + p) * left.blocks * PANEL, left.blocks, widened + p * wide_bytes);
+            const uint8_t* codes = values + (panel + p) * panel_bytes(matrix.format, matrix.columns);
+            const uint8_t* exponents = matrix.exponents + (panel + p) * left.blocks * PANEL;
+            with_block(matrix.format, [&](auto source) {
+                widen_panel<typename decltype(source)::Block>(codes, exponents, left.blocks, widened + p * wide_bytes);
+            });
         }
         const Target to{out + panel * PANEL, stride, left.rows, matrix.rows - panel * PANEL};
         if (tiles == 1) multiply_some<1, MAX_PANELS>(count, left, 0, panels, tile_rows, to);
@@ -240,7 +244,8 @@ void tiled_gemm_all(const Product* products, int64_t count) {
             make_tile(one, lefts[job->product], job->tile, const_cast<uint16_t*>(lefts[job->product].tiles));
         }
     });
-    parallel(count && size ? num_panels(*products->matrix) : 0, 1, [=](int64_t first, int64_t last) {
+    const int64_t panels = count && size ? num_panels(*products->matrix) : 0;
+    parallel(panels, panel_grain(products, count), [=](int64_t first, int64_t last) {
         for (int64_t i = 0; i < count; ++i)
             if (products[i].num_rows)
                 multiply_panels(lefts[i], *products[i].matrix, products[i].out, products[i].out_stride, first, last);

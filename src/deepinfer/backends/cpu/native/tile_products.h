@@ -6,7 +6,7 @@
 
 namespace deepinfer {
 
-inline bool is_tiled(const Matrix& matrix) { return matrix.format == TILED_BF16 || matrix.format == TILED_E2M1; }
+inline bool is_tiled(const Matrix& matrix) { return matrix.format >= TILED_BF16; }
 
 // As `gemm_all` and `gemm_panels`.
 void tiled_gemm_all(const Product* products, int64_t count);

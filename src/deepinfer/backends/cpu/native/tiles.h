@@ -1,6 +1,6 @@
-// Tiles: 16 rows of 64 bytes that are multiplied as bf16 numbers with float32 sums, by the processor's matrix unit
-// (AMX) where the library is compiled for it, else by plain code with the same order of sums: Intel 64 and IA-32
-// Architectures Software Developer's Manual, TDPBF16PS. Numbers below 2 ** -126 count as zero.
+// Tiles: 16 rows of 64 bytes that are multiplied as bf16 numbers with float32 sums: by the processor's matrix unit
+// (AMX), by vectors of bf16 pairs (AVX512-BF16), or by plain code with the matrix unit's order of sums. Intel 64 and
+// IA-32 Architectures Software Developer's Manual, TDPBF16PS and VDPBF16PS. Numbers below 2 ** -126 count as zero.
 
 #pragma once
 
@@ -15,8 +15,9 @@ constexpr int TILE_BYTES = 1024;
 constexpr int PAIRS = 16;        // of bf16 numbers in a row
 constexpr int NUM_SUM_TILES = 4;  // tiles 0-3 take sums, 4 and 5 rows of the left side, 6 and 7 columns of the right
 
-// Whether matrices are packed for tiles, and attention uses them: where the processor has them, unless a test decides.
-bool uses_tiles();
+// Whether tiles form products whose left side is the sum of this many bf16 numbers. The matrix unit forms all, vectors
+// of bf16 pairs those of one number: three of theirs are no faster than one of float32 vectors. Tests decide otherwise.
+bool uses_tiles(int64_t parts);
 
 // f(0), f(1), .. f(N - 1), each number known to the compiler.
 template <class F, int... I>
@@ -71,47 +72,54 @@ inline void tile_multiply() {
 
 #else
 
-struct PlainTiles {
-    alignas(64) uint8_t bytes[8][TILE_BYTES];
+// Sums lie here; left and right sides are read where they were when they were loaded.
+struct MemoryTiles {
+    struct Side {
+        const uint8_t* from;
+        int64_t stride;
+    };
+    alignas(64) float sums[NUM_SUM_TILES][TILE_ROWS][PAIRS];
+    Side sides[4];
     int rows;
 };
-inline thread_local PlainTiles plain_tiles;
+inline thread_local MemoryTiles memory_tiles;
 
 class TileUse {
 public:
-    explicit TileUse(int rows) { plain_tiles.rows = rows; }
+    explicit TileUse(int rows) { memory_tiles.rows = rows; }
     TileUse(const TileUse&) = delete;
     TileUse& operator=(const TileUse&) = delete;
 };
 
 template <int T>
-inline int num_tile_rows() {
-    return T < 6 ? plain_tiles.rows : TILE_ROWS;
-}
-
-template <int T>
 inline void tile_zero() {
-    std::memset(plain_tiles.bytes[T], 0, TILE_BYTES);
+    std::memset(memory_tiles.sums[T], 0, memory_tiles.rows * 64);
 }
 
 template <int T>
 inline void tile_load(const void* from, int64_t stride) {
-    for (int row = 0; row < num_tile_rows<T>(); ++row)
-        std::memcpy(plain_tiles.bytes[T] + row * 64, static_cast<const uint8_t*>(from) + row * stride, 64);
+    if constexpr (T < NUM_SUM_TILES) {
+        for (int row = 0; row < memory_tiles.rows; ++row)
+            std::memcpy(memory_tiles.sums[T][row], static_cast<const uint8_t*>(from) + row * stride, 64);
+    } else {
+        memory_tiles.sides[T - NUM_SUM_TILES] = {static_cast<const uint8_t*>(from), stride};
+    }
 }
 
 template <int T>
 inline void tile_store(void* to, int64_t stride) {
-    for (int row = 0; row < num_tile_rows<T>(); ++row)
-        std::memcpy(static_cast<uint8_t*>(to) + row * stride, plain_tiles.bytes[T] + row * 64, 64);
+    for (int row = 0; row < memory_tiles.rows; ++row)
+        std::memcpy(static_cast<uint8_t*>(to) + row * stride, memory_tiles.sums[T][row], 64);
 }
 
-// sums [rows][16] += left [rows][32] times right: even and odd numbers apart, then together.
-void multiply_plainly(const uint8_t* left, const uint8_t* right, int rows, uint8_t* sums);
+// sums [rows][16] += left [rows][32] times right.
+void multiply_tiles(MemoryTiles::Side left, MemoryTiles::Side right, int rows, float* sums);
 
 template <int Sums, int Left, int Right>
 inline void tile_multiply() {
-    multiply_plainly(plain_tiles.bytes[Left], plain_tiles.bytes[Right], num_tile_rows<Sums>(), plain_tiles.bytes[Sums]);
+    const auto& sides = memory_tiles.sides;
+    multiply_tiles(sides[Left - NUM_SUM_TILES], sides[Right - NUM_SUM_TILES], memory_tiles.rows,
+                   memory_tiles.sums[Sums][0]);
 }
 
 #endif
