@@ -54,10 +54,10 @@ def case(op: str, prepare: str, given: Sequence[Any], arguments: Callable[[int],
     """given: what the prepare op takes."""
 
     @functools.cache
-    def prepared(has_tiles: bool) -> tuple[Any, ...]:
+    def prepared(tile_parts: int) -> tuple[Any, ...]:
         return tuple(getattr(table, prepare)(*given) for table in (pair.reference(), pair.cpu()))
 
-    return Case(op, lambda: prepared(bool(native().uses_tiles())), arguments)
+    return Case(op, lambda: prepared(native().tile_parts()), arguments)
 
 
 def flat(result: Any) -> list[Tensor]:
