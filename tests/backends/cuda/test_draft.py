@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -17,12 +19,16 @@ HIDDEN, TAPS, VOCAB, RANK, STREAMS = 96, 3, 200, 64, 4
 LIMIT = 6e-3
 
 
-def both():
+def some_weights():
     weights = DraftWeights(
         random_weight(HIDDEN, TAPS * HIDDEN, seed=1), random_norm(HIDDEN, 2), random_norm(HIDDEN, 3),
         random_weight(VOCAB, RANK, seed=4), random_weight(VOCAB, RANK, seed=5), random_weight(1, HIDDEN + RANK, seed=6),
     )  # fmt: skip
-    head = HeadWeights(random_norm(HIDDEN, 7), random_weight(VOCAB, HIDDEN, seed=8))
+    return weights, HeadWeights(random_norm(HIDDEN, 7), random_weight(VOCAB, HIDDEN, seed=8))
+
+
+def both():
+    weights, head = some_weights()
     hopper, reference = pair.hopper(), pair.reference()
     ours = hopper.prepare_draft(pair.placed(weights), hopper.prepare_head(pair.placed(head)))
     return ours, reference.prepare_draft(weights, reference.prepare_head(head))
@@ -130,3 +136,12 @@ def test_logits_go_only_where_the_numbers_of_a_row_lie_side_by_side():
     streams, pre = pair.narrow(torch.ones(3, STREAMS, HIDDEN)), pair.placed(torch.ones(3, STREAMS))
     with pytest.raises(ShapeError, match="side by side"):
         hopper.head(streams, pre, ours.head, pair.placed(torch.zeros(VOCAB, 3)).t())
+
+
+@pytest.mark.parametrize("name, shape", [("markov_head", (VOCAB, RANK - 32)), ("confidence", (1, HIDDEN))])
+def test_weights_of_other_sizes_are_refused(name, shape):
+    weights, head = some_weights()
+    other = dataclasses.replace(weights, **{name: random_weight(*shape, seed=9)})
+    hopper = pair.hopper()
+    with pytest.raises(ShapeError, match=name.replace("_", " ")):
+        hopper.prepare_draft(pair.placed(other), hopper.prepare_head(pair.placed(head)))

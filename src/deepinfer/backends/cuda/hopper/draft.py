@@ -40,8 +40,10 @@ class Draft:
 def prepare_draft(draft: DraftWeights, head: Head) -> Draft:
     """Pack the weights; the output matrix is the one that `head` holds."""
     plain = [weight.value.contiguous() for weight in (draft.markov_embed, draft.markov_head, draft.confidence)]
-    for name, value in zip(("markov embed", "markov head", "confidence"), plain, strict=True):
-        expect(name, value, (None, None), torch.bfloat16)
+    expect("markov embed", plain[0], (None, None), torch.bfloat16)
+    num_ids, rank = plain[0].shape
+    expect("markov head", plain[1], (num_ids, rank), torch.bfloat16)
+    expect("confidence", plain[2], (1, len(head.norm.weight) + rank), torch.bfloat16)
     return Draft(
         prepare_matrix(draft.main_proj), prepare_norm(draft.main_norm),
         dataclasses.replace(head, norm=prepare_norm(draft.norm)), *plain,
