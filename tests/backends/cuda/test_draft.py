@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
 from backends.cpu.pair import random_norm, random_weight
 from backends.cpu.test_attention import make_world
 from backends.cuda import pair
+from deepinfer.errors import ShapeError
 from deepinfer.ops.weights import DraftWeights, HeadWeights
 from ops import golden
 
@@ -16,12 +19,16 @@ HIDDEN, TAPS, VOCAB, RANK, STREAMS = 96, 3, 200, 64, 4
 LIMIT = 6e-3
 
 
-def both():
+def some_weights():
     weights = DraftWeights(
         random_weight(HIDDEN, TAPS * HIDDEN, seed=1), random_norm(HIDDEN, 2), random_norm(HIDDEN, 3),
         random_weight(VOCAB, RANK, seed=4), random_weight(VOCAB, RANK, seed=5), random_weight(1, HIDDEN + RANK, seed=6),
     )  # fmt: skip
-    head = HeadWeights(random_norm(HIDDEN, 7), random_weight(VOCAB, HIDDEN, seed=8))
+    return weights, HeadWeights(random_norm(HIDDEN, 7), random_weight(VOCAB, HIDDEN, seed=8))
+
+
+def both():
+    weights, head = some_weights()
     hopper, reference = pair.hopper(), pair.reference()
     ours = hopper.prepare_draft(pair.placed(weights), hopper.prepare_head(pair.placed(head)))
     return ours, reference.prepare_draft(weights, reference.prepare_head(head))
@@ -90,3 +97,51 @@ def test_main_rows_are_the_window_rows_of_the_whole_path():
     x = pair.narrow(torch.randn(7, 64, generator=torch.Generator().manual_seed(0)))
     positions = pair.placed(torch.arange(3, 10, dtype=torch.int32))
     assert torch.equal(hopper.main_rows(x, positions, prepared), hopper.attention_inputs(x, positions, prepared)[2])
+
+
+def random_rows(count):
+    random = torch.Generator().manual_seed(count)
+    logits, x = torch.randn(count, VOCAB, generator=random), torch.randn(count, HIDDEN, generator=random)
+    return pair.placed(logits), pair.narrow(x), pair.placed(torch.arange(count) % VOCAB)
+
+
+def test_numbers_of_a_row_may_lie_apart():
+    ours, hopper = both()[0], pair.hopper()
+    logits, x, previous = random_rows(5)
+    apart = logits.t().contiguous().t(), x.t().contiguous().t()
+    assert not apart[0].is_contiguous() and not apart[1].is_contiguous()
+    for op in (hopper.draft_next, hopper.draft_likeliest):
+        for found, expected in zip(op(*apart, previous, ours), op(logits, x, previous, ours), strict=True):
+            assert torch.equal(found, expected)
+
+
+def test_a_token_before_that_is_no_id_adds_nothing():
+    ours, hopper = both()[0], pair.hopper()
+    logits, x, _ = random_rows(3)
+    row, confidence = hopper.draft_next(logits, x, pair.placed(torch.tensor([-1, VOCAB, 2**40])), ours)
+    assert torch.equal(row, logits)
+    expected = pair.wide(x) @ pair.wide(ours.confidence)[0, :HIDDEN]
+    assert pair.wide(confidence) == pytest.approx(expected, abs=1e-4)
+
+
+def test_streams_of_another_width_are_refused():
+    ours, hopper = both()[0], pair.hopper()
+    streams = pair.narrow(torch.zeros(3, STREAMS, HIDDEN // 2))
+    with pytest.raises(ShapeError, match="norm's x has shape"):
+        hopper.draft_head(streams, pair.placed(torch.zeros(3, STREAMS)), ours)
+
+
+def test_logits_go_only_where_the_numbers_of_a_row_lie_side_by_side():
+    ours, hopper = both()[0], pair.hopper()
+    streams, pre = pair.narrow(torch.ones(3, STREAMS, HIDDEN)), pair.placed(torch.ones(3, STREAMS))
+    with pytest.raises(ShapeError, match="side by side"):
+        hopper.head(streams, pre, ours.head, pair.placed(torch.zeros(VOCAB, 3)).t())
+
+
+@pytest.mark.parametrize("name, shape", [("markov_head", (VOCAB, RANK - 32)), ("confidence", (1, HIDDEN))])
+def test_weights_of_other_sizes_are_refused(name, shape):
+    weights, head = some_weights()
+    other = dataclasses.replace(weights, **{name: random_weight(*shape, seed=9)})
+    hopper = pair.hopper()
+    with pytest.raises(ShapeError, match=name.replace("_", " ")):
+        hopper.prepare_draft(pair.placed(other), hopper.prepare_head(pair.placed(head)))

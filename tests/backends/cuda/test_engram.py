@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -53,3 +55,15 @@ def test_rows_of_ngrams_are_the_reference_s(length, counts):
     assert ours.ngram_rows(
         pair.placed(tokens[:0]), pair.placed(empty), pair.placed(ring), ours.prepare_ngrams(pair.placed(spec))
     ).shape == (2, 0, 6)
+
+
+def test_ids_that_the_token_map_does_not_hold_count_as_padding():
+    ours, theirs, spec = pair.hopper(), pair.reference(), golden.ngrams(image_token=639)
+    batch, num_ids = world.make_batch([(1, 2, 5)]), len(spec.token_map)
+    longer = dataclasses.replace(spec, token_map=torch.cat([spec.token_map, torch.tensor([spec.pad])]))
+    tokens, ring = torch.tensor([1, num_ids, 2, 3, num_ids]), torch.full((3, 5), num_ids, dtype=torch.int32)
+    expected = theirs.ngram_rows(tokens, batch, ring, theirs.prepare_ngrams(longer))
+    for bad in (num_ids, 2**31 - 1, -1, -(2**31)):
+        given = [pair.placed(torch.where(ids == num_ids, bad, ids)) for ids in (tokens, ring)]
+        prepared = ours.prepare_ngrams(pair.placed(spec))
+        assert torch.equal(ours.ngram_rows(given[0], pair.placed(batch), given[1], prepared).cpu(), expected)

@@ -16,7 +16,7 @@ from deepinfer.backends.cuda.hopper.linear import linear
 from deepinfer.backends.cuda.hopper.matrices import Matrix, prepare_matrix
 from deepinfer.backends.cuda.hopper.norm import Norm, normed, prepare_norm
 from deepinfer.backends.cuda.hopper.numbers import multiply, to_bf16
-from deepinfer.backends.cuda.hopper.sample import Parts, best_of_parts, peak_of
+from deepinfer.backends.cuda.hopper.sample import Parts, best_of_parts, dense_rows, peak_of
 from deepinfer.backends.cuda.hopper.sizes import cdiv, next_power_of_2
 from deepinfer.ops.reference.shapes import expect
 from deepinfer.ops.weights import DraftWeights
@@ -40,8 +40,10 @@ class Draft:
 def prepare_draft(draft: DraftWeights, head: Head) -> Draft:
     """Pack the weights; the output matrix is the one that `head` holds."""
     plain = [weight.value.contiguous() for weight in (draft.markov_embed, draft.markov_head, draft.confidence)]
-    for name, value in zip(("markov embed", "markov head", "confidence"), plain, strict=True):
-        expect(name, value, (None, None), torch.bfloat16)
+    expect("markov embed", plain[0], (None, None), torch.bfloat16)
+    num_ids, rank = plain[0].shape
+    expect("markov head", plain[1], (num_ids, rank), torch.bfloat16)
+    expect("confidence", plain[2], (1, len(head.norm.weight) + rank), torch.bfloat16)
     return Draft(
         prepare_matrix(draft.main_proj), prepare_norm(draft.main_norm),
         dataclasses.replace(head, norm=prepare_norm(draft.norm)), *plain,
@@ -105,12 +107,17 @@ def next_logits(
     logits, embed, previous, matrix, token, ids, num_tokens, num_ids, logits_stride,
     RANK: tl.constexpr, RANK_TILE: tl.constexpr, TOKEN_TILE: tl.constexpr, ID_TILE: tl.constexpr,
 ):  # fmt: skip
-    """A tile of logits [tokens, ids] + embed[previous] [tokens, RANK] @ matrix [ids, RANK].T; -inf where no id is."""
+    """A tile of logits [tokens, ids] + embed[previous] [tokens, RANK] @ matrix [ids, RANK].T; -inf where no id is.
+
+    A token before that is no id adds nothing, as one outside the table of `embed_kernel` is zero.
+    """
     rank, is_token, is_id = tl.arange(0, RANK_TILE), token < num_tokens, ids < num_ids
     is_rank, at = rank < RANK, logits + token.to(tl.int64)[:, None] * logits_stride + ids[None, :]
     value = tl.load(at, mask=is_token[:, None] & is_id[None, :], other=float("-inf"))
     before = tl.load(previous + token, mask=is_token, other=0)
-    right = tl.load(embed + before[None, :] * RANK + rank[:, None], mask=is_rank[:, None], other=0.0)
+    is_known = (before >= 0) & (before < num_ids)
+    at = embed + before[None, :] * RANK + rank[:, None]
+    right = tl.load(at, mask=is_known[None, :] & is_rank[:, None], other=0.0)
     at = matrix + ids.to(tl.int64)[:, None] * RANK + rank[None, :]
     left = tl.load(at, mask=is_id[:, None] & is_rank[None, :], other=0.0)
     return value + tl.trans(multiply(left, right, tl.zeros([ID_TILE, TOKEN_TILE], tl.float32), 0))
@@ -155,7 +162,7 @@ def next_peak_kernel(
 
 @triton.jit
 def confidence_kernel(
-    x, embed, previous, weight, out, x_stride,
+    x, embed, previous, weight, out, x_stride, num_ids,
     HIDDEN: tl.constexpr, TILE: tl.constexpr, RANK: tl.constexpr, RANK_TILE: tl.constexpr,
 ):  # fmt: skip
     """weight . [x, embed[previous]] of one token."""
@@ -165,7 +172,9 @@ def confidence_kernel(
     is_here, is_rank = column < HIDDEN, rank < RANK
     value = tl.load(x + token * x_stride + column, mask=is_here, other=0.0).to(tl.float32)
     total = tl.sum(value * tl.load(weight + column, mask=is_here, other=0.0).to(tl.float32))
-    value = tl.load(embed + tl.load(previous + token) * RANK + rank, mask=is_rank, other=0.0).to(tl.float32)
+    before = tl.load(previous + token)
+    is_known = (before >= 0) & (before < num_ids)
+    value = tl.load(embed + before * RANK + rank, mask=is_rank & is_known, other=0.0).to(tl.float32)
     total += tl.sum(value * tl.load(weight + HIDDEN + rank, mask=is_rank, other=0.0).to(tl.float32))
     tl.store(out + token, total)
 
@@ -196,6 +205,7 @@ def _tiles(
     (num_ids, rank), num_tokens = draft.markov_head.shape, len(previous)
     expect("logits", logits, (num_tokens, num_ids), torch.float32)
     expect("previous", previous, (None,), torch.int64)
+    logits = dense_rows(logits)
     token_tile = 16 if num_tokens <= 16 else 32 if num_tokens <= 32 else 64
     grid = cdiv(num_tokens, token_tile), cdiv(num_ids, ID_TILE)
     sizes = num_tokens, num_ids, logits.stride(0), rank, max(16, next_power_of_2(rank)), token_tile, ID_TILE
@@ -204,13 +214,14 @@ def _tiles(
 
 def _confidence(x: Tensor, previous: Tensor, draft: Draft) -> Tensor:
     """weight . [x, markov_embed(previous)] of each row [n] float32."""
-    rank, num_tokens = draft.markov_embed.shape[1], len(previous)
+    (num_ids, rank), num_tokens = draft.markov_embed.shape, len(previous)
     hidden = draft.confidence.shape[1] - rank
     expect("x", x, (num_tokens, hidden), torch.bfloat16)
+    x = dense_rows(x)
     confidence = torch.empty(num_tokens, device=x.device)
     if num_tokens:
         confidence_kernel[(num_tokens,)](
-            x, draft.markov_embed, previous.contiguous(), draft.confidence, confidence, x.stride(0),
+            x, draft.markov_embed, previous.contiguous(), draft.confidence, confidence, x.stride(0), num_ids,
             hidden, next_power_of_2(hidden), rank, next_power_of_2(rank), num_warps=4, launch_pdl=True,
         )  # fmt: skip
     return confidence

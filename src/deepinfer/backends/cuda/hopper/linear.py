@@ -91,6 +91,7 @@ def matmul(x: Rows, matrix: Rows, dtype: torch.dtype = torch.bfloat16, out: Tens
     if out is None:
         out = torch.empty(num_tokens, num_rows, dtype=dtype, device=x.values.device)
     expect("result", out, (num_tokens, num_rows), dtype)
+    require(out.stride(1) == 1, "the numbers of a row of the result must lie side by side")
     _launch(x, matrix, out, num_tokens, (x.values.stride(0), width, out.stride(0)), (0, 0, 0), (num_rows, width, 1))
     return out
 

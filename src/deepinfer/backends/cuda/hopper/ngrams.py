@@ -27,10 +27,13 @@ def prepare_ngrams(spec: NgramSpec) -> Ngrams:
 @triton.jit
 def ngram_kernel(
     tokens, ring, positions, token_rows, row_starts, row_slots, token_map, multipliers, primes, first_rows, out,
-    num_tokens, length, slot_stride, image_token, pad,
+    num_tokens, length, slot_stride, image_token, pad, num_ids,
     SPAN: tl.constexpr, HEADS: tl.constexpr, HEAD_TILE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Some tokens in one layer's table; from the newest token backwards each product joins the hash of the others."""
+    """Some tokens in one layer's table; from the newest token backwards each product joins the hash of the others.
+
+    An id that the token map does not hold counts as the pad id, and the map is not read there.
+    """
     begin()
     layer = tl.program_id(1).to(tl.int64)
     token = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
@@ -48,7 +51,7 @@ def ngram_kernel(
         at = ring + slot * slot_stride + tl.maximum(place, 0) % length
         ids = tl.where(is_new, new, tl.load(at, mask=is_here & (place < start), other=0).to(tl.int64))
         is_blocked = is_blocked | (place < 0) | (ids == image_token)
-        gram = tl.where(is_blocked, pad, tl.load(token_map + tl.where(is_blocked, 0, ids)))
+        gram = tl.load(token_map + ids, mask=~is_blocked & (ids >= 0) & (ids < num_ids), other=pad)
         hashed = hashed ^ (gram * tl.load(multipliers + layer * SPAN + back))
         if back > 0:
             of_size = (layer * (SPAN - 1) + back - 1) * HEADS + head
@@ -73,7 +76,7 @@ def ngram_rows(tokens: Tensor, batch: TokenBatch, ring: Tensor, ngrams: Ngrams) 
         ngram_kernel[(cdiv(num_tokens, TILE), layers)](
             tokens.contiguous(), ring, batch.positions, batch.rows, batch.row_starts, batch.row_slots,
             ngrams.token_map, ngrams.multipliers, ngrams.primes, ngrams.first_rows, out,
-            num_tokens, ring.shape[1], ring.stride(0), ngrams.image_token, ngrams.pad,
+            num_tokens, ring.shape[1], ring.stride(0), ngrams.image_token, ngrams.pad, len(ngrams.token_map),
             sizes + 1, heads, next_power_of_2(heads), TILE, num_warps=4, launch_pdl=True,
         )  # fmt: skip
     return out

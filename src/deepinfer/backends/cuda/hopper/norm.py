@@ -13,6 +13,7 @@ from deepinfer.backends.cuda.hopper.begin import begin
 from deepinfer.backends.cuda.hopper.numbers import bf16_rounded, to_bf16
 from deepinfer.backends.cuda.hopper.sizes import next_power_of_2
 from deepinfer.ops.reference import quant
+from deepinfer.ops.reference.shapes import expect
 from deepinfer.ops.weights import NormWeights
 
 
@@ -50,6 +51,7 @@ def norm_kernel(x, weight, eps, out, WIDTH: tl.constexpr, TILE: tl.constexpr):
 def normed(x: Tensor, norm: Norm) -> Tensor:
     """x [n, width] bf16 -> the same shape in bf16."""
     width, x = len(norm.weight), x.contiguous()
+    expect("the norm's x", x, (None, width), torch.bfloat16)
     out = torch.empty_like(x)
     if len(x):
         norm_kernel[(len(x),)](

@@ -104,6 +104,11 @@ def choose_kernel(scores, ids, chosen, num_ids, num_parts, PARTS: tl.constexpr):
     tl.store(chosen + row, tl.where(token < num_ids, token, 0).to(tl.int64))
 
 
+def dense_rows(x: Tensor) -> Tensor:
+    """x [n, width], copied where the numbers of a row do not lie side by side."""
+    return x if x.stride(1) == 1 else x.contiguous()
+
+
 def draw(logits: Tensor, temperature: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
     """argmax(logits / temperature + noise) per row [n] int64, ties to the lower id; temperature 0: no noise."""
     expect("logits", logits, (None, None), torch.float32)
@@ -111,8 +116,7 @@ def draw(logits: Tensor, temperature: Tensor, seeds: Tensor, positions: Tensor) 
     expect("temperature", temperature, (num_rows,), torch.float32)
     for name, tensor in (("seeds", seeds), ("positions", positions)):
         expect(name, tensor, (num_rows,), torch.int64)
-    if logits.stride(1) != 1:
-        logits = logits.contiguous()
+    logits = dense_rows(logits)
     num_parts = cdiv(num_ids, PART)
     scores = torch.empty(num_rows, num_parts, dtype=torch.float64, device=logits.device)
     ids = torch.empty(num_rows, num_parts, dtype=torch.int32, device=logits.device)
@@ -216,8 +220,7 @@ def best_logprobs(logits: Tensor) -> Tensor:
 def _parts_of(logits: Tensor) -> Parts:
     expect("logits", logits, (None, None), torch.float32)
     num_rows, num_ids = logits.shape
-    if logits.stride(1) != 1:
-        logits = logits.contiguous()
+    logits = dense_rows(logits)
     parts = Parts.empty(num_rows, cdiv(num_ids, BEST_PART), num_ids, logits.device)
     if num_rows:
         row_peak_kernel[tuple(parts.peaks.shape)](

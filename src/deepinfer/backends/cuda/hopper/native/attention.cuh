@@ -43,8 +43,6 @@ __device__ inline u32 used(u32 shared, u32 buffer, u32 half) {
 __device__ inline u32 queries_there(u32 shared) { return shared + BARRIERS_AT + 64; }
 __device__ inline u32 queries_used(u32 shared) { return shared + BARRIERS_AT + 72; }
 
-__device__ inline float low_half(u32 x) { return __uint_as_float(x << 16); }
-__device__ inline float high_half(u32 x) { return __uint_as_float(x & 0xFFFF0000u); }
 __device__ inline u32 halves(u32 x, u32 y) { return __byte_perm(x, y, 0x5410); }       // low halves of both
 __device__ inline u32 high_halves(u32 x, u32 y) { return __byte_perm(x, y, 0x7632); }  // high halves of both
 

@@ -16,6 +16,9 @@ __device__ inline void begin() {
     asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
 }
 
+// Where a place of shared memory lies, for instructions.
+__device__ inline u32 shared(const void *at) { return (u32)__cvta_generic_to_shared(at); }
+
 // ---- barriers, fences, matrix instructions
 
 __device__ inline void init(u32 barrier, int count) {
@@ -150,3 +153,6 @@ __device__ inline u32 two_bf16(float low, float high) {
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(z) : "f"(high), "f"(low));
     return z;
 }
+
+__device__ inline float low_half(u32 pair) { return __uint_as_float(pair << 16); }
+__device__ inline float high_half(u32 pair) { return __uint_as_float(pair & 0xFFFF0000); }

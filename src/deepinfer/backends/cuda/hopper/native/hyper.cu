@@ -48,9 +48,6 @@ __device__ inline void multiply(float *sum, Four fn, u32 x, u32 next_x) {
                  : "r"(fn.a), "r"(fn.b), "r"(fn.c), "r"(fn.d), "r"(x), "r"(next_x));
 }
 
-__device__ inline float low_half(u32 pair) { return __uint_as_float(pair << 16); }
-__device__ inline float high_half(u32 pair) { return __uint_as_float(pair & 0xFFFF0000); }
-
 __device__ inline float inverse(float x) {
     float y;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

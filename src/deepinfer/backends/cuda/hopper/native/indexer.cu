@@ -20,8 +20,6 @@ constexpr int UP = 4;  // octaves by which keys grow as e4m3; queries shrink by 
 constexpr int FAR = 9;  // octaves below a key's largest scale; groups with smaller ones count as zero
 constexpr int STAGES = 3, MAX_TILES = 128, MAX_BLOCKS = 256;  // tiles, or candidate blocks, that one program scores
 
-__device__ inline u32 shared(const void *at) { return (u32)__cvta_generic_to_shared(at); }
-
 __device__ inline float lowest() { return __int_as_float(0xFF800000); }
 
 __device__ inline float power(int exponent) { return __int_as_float(max(1, min(exponent + 127, 254)) << 23); }

@@ -24,8 +24,6 @@ struct Arguments {
     i64 num_experts, num_places, place_stride, num_rows, steps;  // steps: even
 };
 
-__device__ inline u32 shared(const void *at) { return (u32)__cvta_generic_to_shared(at); }
-
 __device__ inline i64 padded_rows(const Arguments &given) { return (given.num_rows + 255) / 256 * 256; }
 
 // ---- left operands of 64 rows and 128 columns: of each 32 columns the four registers that the matrix unit wants of a thread
