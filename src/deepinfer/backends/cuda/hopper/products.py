@@ -114,7 +114,11 @@ def pack_e2m1(stack: Stack) -> Packed:
 
 
 def products(panels: Panels, matrix: Packed, places: Places | None = None) -> Tensor:
-    """Tokens times the matrix, [tokens, rows] bf16; with places times each one's expert's, [places, rows]."""
+    """Tokens times the matrix, [tokens, rows] bf16; with places times each one's expert's, [places, rows].
+
+    The form for few tokens reads matrix and places before the kernel before it has ended: another one, such as
+    that of `quantise_panels`, must lie between it and what wrote these.
+    """
     num_experts, _, steps, _, _ = matrix.chunks.shape
     device, num_tokens = matrix.chunks.device, panels.num_tokens
     out = torch.empty(panels.size if places else num_tokens, matrix.num_rows, dtype=torch.bfloat16, device=device)
