@@ -21,6 +21,7 @@ from deepinfer.ops.batch import ForwardBatch
 from deepinfer.ops.layers import BoundLayer, LayerInputs, LayerState
 from deepinfer.ops.reference.build import reference_ops
 from deepinfer.ops.table import Ops, build
+from deepinfer.ops.weights import Weight
 from model_configs import config
 from ops import world
 
@@ -117,6 +118,12 @@ def some_layers() -> tuple[Ops, list[BoundLayer], LayerState, LayerInputs]:
     return ops, layers, LayerState(streams, pre, None), LayerInputs(batch, None, None)
 
 
+def matrix_shape(weight: Weight) -> tuple[int, int]:
+    """Rows and columns, of which two may lie in a byte."""
+    rows, columns = weight.value.shape
+    return rows, columns * (2 if weight.value.dtype in (torch.int8, torch.uint8) else 1)
+
+
 def copied(state: LayerState) -> LayerState:
     """`run_layers` may overwrite what it is given."""
     return LayerState(state.streams.clone(), state.pre.clone(), state.selection)
@@ -137,6 +144,22 @@ def test_the_selection_of_the_last_index_source_is_handed_on():
 def test_no_layers_hand_the_state_on():
     ops, _, state, inputs = some_layers()
     assert ops.run_layers(state, inputs, ops.prepare_layers([])) is state
+
+
+@pytest.mark.usefixtures("kind")
+@pytest.mark.parametrize("names", [("w1", "w3"), ("w2",), ("w1", "w2", "w3")])
+def test_a_shared_expert_may_be_stored_in_another_format_than_the_routed_ones(names):
+    ops, layers, state, inputs = some_layers()
+    given = family.weights("nano").shared_expert(2)
+    wide = {name: Weight(family.normal(*matrix_shape(getattr(given, name))) / 16) for name in names}  # float32
+    parts = replace(
+        layers[0].parts,
+        experts=ops.prepare_experts(family.weights("nano").experts(2)),
+        shared_expert=ops.prepare_shared_expert(replace(given, **wide)),
+    )
+    layers = [replace(layers[0], parts=parts)]
+    whole = ops.run_layers(copied(state), inputs, ops.prepare_layers(layers))
+    assert torch.equal(whole.streams, composed_ops().run_layers(state, inputs, layers).streams)
 
 
 def test_what_does_not_fit_is_refused():
