@@ -198,6 +198,21 @@ def test_lines_images_and_taps_of_a_whole_model_are_those_of_its_ops(num_lines):
     assert num_lines < 2 or not torch.equal(text[1], found[0][0][1])  # the last token is one of the image's
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"image_rows": family.normal(2, 64)}, "image rows"),
+        ({"is_image": torch.arange(9) >= 5}, "3 image rows for 4 image tokens"),
+        ({"is_image": torch.arange(9) >= 7}, "3 image rows for 2 image tokens"),
+        ({"is_image": None}, "3 image rows for 0 image tokens"),
+    ],
+)
+def test_rows_of_images_must_be_those_of_the_image_tokens(change, message):
+    one, _ = bound("nano", True)
+    with pytest.raises(ShapeError, match=message):
+        one.compute(replace(image_step(), **change), 2)
+
+
 def test_a_whole_model_is_taken_apart_where_the_layers_are():
     assert pair.cpu().origin["run_model"] == "cpu" and composed_ops().origin["run_model"] == "composed"
 
