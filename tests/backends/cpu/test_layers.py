@@ -11,6 +11,7 @@ from torch import Tensor
 
 from backends.cpu import family, pair
 from backends.cpu.family import MODELS
+from deepinfer.backends.cpu.library import native
 from deepinfer.backends.cpu.ops import cpu_ops
 from deepinfer.cache.pools import CachePools
 from deepinfer.errors import ShapeError
@@ -25,18 +26,23 @@ from deepinfer.ops.weights import Weight
 from model_configs import config
 from ops import world
 
+pytestmark = pytest.mark.usefixtures("kind")
 SLOTS, LENGTH = 3, 300
 
 
 @functools.cache
 def composed_ops() -> Ops:
-    native = {name: function for name, function in cpu_ops().items() if name not in ("prepare_layers", "run_layers")}
-    return build({"reference": reference_ops("fast"), "cpu": native})
+    parts = {name: function for name, function in cpu_ops().items() if name not in ("prepare_layers", "run_layers")}
+    return build({"reference": reference_ops("fast"), "cpu": parts})
 
 
 @functools.cache
-def model(name: str, is_whole: bool) -> Model:
+def packed_model(name: str, is_whole: bool, has_tiles: bool) -> Model:
     return Model(config(name), pair.cpu() if is_whole else composed_ops(), family.weights(name))
+
+
+def model(name: str, is_whole: bool) -> Model:
+    return packed_model(name, is_whole, bool(native().uses_tiles()))
 
 
 def bound(name: str, is_whole: bool) -> tuple[BoundModel, CachePools]:
@@ -146,18 +152,13 @@ def test_no_layers_hand_the_state_on():
     assert ops.run_layers(state, inputs, ops.prepare_layers([])) is state
 
 
-@pytest.mark.usefixtures("kind")
 @pytest.mark.parametrize("names", [("w1", "w3"), ("w2",), ("w1", "w2", "w3")])
 def test_a_shared_expert_may_be_stored_in_another_format_than_the_routed_ones(names):
     ops, layers, state, inputs = some_layers()
     given = family.weights("nano").shared_expert(2)
     wide = {name: Weight(family.normal(*matrix_shape(getattr(given, name))) / 16) for name in names}  # float32
-    parts = replace(
-        layers[0].parts,
-        experts=ops.prepare_experts(family.weights("nano").experts(2)),
-        shared_expert=ops.prepare_shared_expert(replace(given, **wide)),
-    )
-    layers = [replace(layers[0], parts=parts)]
+    shared = ops.prepare_shared_expert(replace(given, **wide))
+    layers = [replace(layers[0], parts=replace(layers[0].parts, shared_expert=shared))]
     whole = ops.run_layers(copied(state), inputs, ops.prepare_layers(layers))
     assert torch.equal(whole.streams, composed_ops().run_layers(state, inputs, layers).streams)
 
