@@ -37,12 +37,12 @@ def composed_ops() -> Ops:
 
 
 @functools.cache
-def packed_model(name: str, is_whole: bool, has_tiles: bool) -> Model:
+def packed_model(name: str, is_whole: bool, tile_parts: int) -> Model:
     return Model(config(name), pair.cpu() if is_whole else composed_ops(), family.weights(name))
 
 
 def model(name: str, is_whole: bool) -> Model:
-    return packed_model(name, is_whole, bool(native().uses_tiles()))
+    return packed_model(name, is_whole, native().tile_parts())
 
 
 def bound(name: str, is_whole: bool) -> tuple[BoundModel, CachePools]:
