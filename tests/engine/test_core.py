@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import threading
+from unittest import mock
 
 import pytest
 
 from deepinfer.engine.core import EngineCore
 from deepinfer.engine.device_thread import DeviceThread
+from deepinfer.errors import EngineDeadError
 from deepinfer.messages import StepOutput
 from fake_core import NUM_BLOCKS, expected, make_core, request
-from waiting import wait_until
+from waiting import PATIENCE, wait_until
 
 
 def drain(core: EngineCore) -> list[StepOutput]:
@@ -102,6 +104,12 @@ def test_close_waits_for_the_running_step_and_drops_the_next() -> None:
     executor.gate.set()
     closing.join()
     assert [plan.step for plan in executor.plans] == [1]
+    assert core._device.result().step == 1
+    waiting = threading.Thread(target=core._device.result, daemon=True)  # in vain, were it not told
+    with mock.patch.object(threading, "excepthook") as told:
+        waiting.start()
+        waiting.join(PATIENCE)
+    assert told.call_args.args[0].exc_type is EngineDeadError
 
 
 def test_the_device_thread_carries_out_plans_in_order_and_passes_errors_on() -> None:

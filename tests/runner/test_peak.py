@@ -33,6 +33,8 @@ def test_they_hold_no_more_tokens_than_steps_and_requests_do() -> None:
     assert prompts.counts.tolist() == draws.counts.tolist() == [1] * 5
     prompts, draws = largest_steps(num_slots=2, num_drafts=5, step_tokens=2048, max_model_len=100)
     assert prompts.counts.tolist() == [100] * 2 and draws.counts.tolist() == [6] * 2
+    for plan in largest_steps(num_slots=2, num_drafts=5, step_tokens=2048, max_model_len=3):
+        assert plan.counts.tolist() == [3] * 2 and not plan.starts.any()
 
 
 @pytest.mark.parametrize("drafts", [0, 3])
@@ -83,3 +85,12 @@ def test_clocks_and_checkers_do_not_look_on() -> None:
         taken = bytes_beside_blocks(lambda: (runner, None), watched, largest_steps(1, 0, 8, 8), torch.device("cpu"))
     assert taken == 7 and seen == [(False, False)] * 2
     assert watched.clock.is_on and watched.checker.is_on
+
+
+def test_they_look_on_again_after_a_failure() -> None:
+    watched = build({"reference": reference_ops("fast")})
+    watched.clock = mock.Mock(is_on=True)
+    fails, cuda = mock.Mock(side_effect=ValueError), dict.fromkeys(("empty_cache", "memory_allocated"), mock.DEFAULT)
+    with mock.patch.multiple("torch.cuda", **cuda), pytest.raises(ValueError):
+        bytes_beside_blocks(fails, watched, [], torch.device("cpu"))
+    assert watched.clock.is_on

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Generic, Protocol, TypeVar
 
+from deepinfer.errors import EngineDeadError
+
 Plan = TypeVar("Plan")
 Result = TypeVar("Result")
 PlanIn = TypeVar("PlanIn", contravariant=True)
@@ -66,14 +68,19 @@ class DeviceThread(Generic[Plan, Result]):
         return result
 
     def close(self) -> None:
-        """Wait for the plan that is being carried out, drop those behind it, and end the thread."""
+        """Wait for the plan that is being carried out, drop those behind it, and end the thread.
+
+        `result` raises EngineDeadError for a plan that was dropped.
+        """
         self._is_closing = True
         self._plans.put(None)
         self._thread.join()
 
     def _run(self) -> None:
-        while (plan := self._plans.get()) is not None and not self._is_closing:
+        while (plan := self._plans.get()) is not None:
             try:
+                if self._is_closing:
+                    raise EngineDeadError("the engine was closed before this plan's turn")
                 self._results.put(self._executor.execute(plan))
             except BaseException as error:
                 self._results.put(_Failure(error))

@@ -362,7 +362,7 @@ class Ops:
     def best_tokens(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """The id [n] int64 of each row's largest logit, the lower of equal ones, and is_finite [n] bool.
 
-        logits [n, V] float32. A row that holds NaN or infinity, or no finite number, gives id 0 and is not finite.
+        logits [n, V] float32. A row that holds NaN or +infinity, or no finite number, gives id 0 and is not finite.
         """
         raise NotImplementedError
 

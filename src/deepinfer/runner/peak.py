@@ -28,7 +28,7 @@ def largest_steps(num_slots: int, num_drafts: int, step_tokens: int, max_model_l
     counts = np.full(num_rows, step_tokens // num_rows, dtype=np.int32)
     counts[: step_tokens % num_rows] += 1
     prompts = np.minimum(counts, max_model_len).astype(np.int32)
-    draws = np.minimum(counts, 1 + num_drafts).astype(np.int32)
+    draws = np.minimum(prompts, 1 + num_drafts).astype(np.int32)
     return [
         padding_plan(max_model_len - prompts, prompts, is_prefill=True),
         padding_plan(max_model_len - draws, draws, is_prefill=False),
@@ -78,6 +78,8 @@ def _unwatched(ops: Ops) -> Iterator[None]:
     watchers = [watcher for watcher in (ops.clock, ops.checker) if watcher is not None]
     for watcher in watchers:
         watcher.is_on = False
-    yield
-    for watcher in watchers:
-        watcher.is_on = True
+    try:
+        yield
+    finally:
+        for watcher in watchers:
+            watcher.is_on = True

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from backends.cpu import family, pair
 from backends.cpu.family import MODELS
+from deepinfer.backends.cpu.library import native
 from deepinfer.backends.cpu.ops import cpu_ops
 from deepinfer.cache.pools import CachePools
 from deepinfer.errors import ShapeError
@@ -21,21 +22,27 @@ from deepinfer.ops.batch import ForwardBatch
 from deepinfer.ops.layers import BoundLayer, LayerInputs, LayerState
 from deepinfer.ops.reference.build import reference_ops
 from deepinfer.ops.table import Ops, build
+from deepinfer.ops.weights import Weight
 from model_configs import config
 from ops import world
 
+pytestmark = pytest.mark.usefixtures("kind")
 SLOTS, LENGTH = 3, 300
 
 
 @functools.cache
 def composed_ops() -> Ops:
-    native = {name: function for name, function in cpu_ops().items() if name not in ("prepare_layers", "run_layers")}
-    return build({"reference": reference_ops("fast"), "cpu": native})
+    parts = {name: function for name, function in cpu_ops().items() if name not in ("prepare_layers", "run_layers")}
+    return build({"reference": reference_ops("fast"), "cpu": parts})
 
 
 @functools.cache
-def model(name: str, is_whole: bool) -> Model:
+def packed_model(name: str, is_whole: bool, tile_parts: int) -> Model:
     return Model(config(name), pair.cpu() if is_whole else composed_ops(), family.weights(name))
+
+
+def model(name: str, is_whole: bool) -> Model:
+    return packed_model(name, is_whole, native().tile_parts())
 
 
 def bound(name: str, is_whole: bool) -> tuple[BoundModel, CachePools]:
@@ -117,6 +124,12 @@ def some_layers() -> tuple[Ops, list[BoundLayer], LayerState, LayerInputs]:
     return ops, layers, LayerState(streams, pre, None), LayerInputs(batch, None, None)
 
 
+def matrix_shape(weight: Weight) -> tuple[int, int]:
+    """Rows and columns, of which two may lie in a byte."""
+    rows, columns = weight.value.shape
+    return rows, columns * (2 if weight.value.dtype in (torch.int8, torch.uint8) else 1)
+
+
 def copied(state: LayerState) -> LayerState:
     """`run_layers` may overwrite what it is given."""
     return LayerState(state.streams.clone(), state.pre.clone(), state.selection)
@@ -137,6 +150,17 @@ def test_the_selection_of_the_last_index_source_is_handed_on():
 def test_no_layers_hand_the_state_on():
     ops, _, state, inputs = some_layers()
     assert ops.run_layers(state, inputs, ops.prepare_layers([])) is state
+
+
+@pytest.mark.parametrize("names", [("w1", "w3"), ("w2",), ("w1", "w2", "w3")])
+def test_a_shared_expert_may_be_stored_in_another_format_than_the_routed_ones(names):
+    ops, layers, state, inputs = some_layers()
+    given = family.weights("nano").shared_expert(2)
+    wide = {name: Weight(family.normal(*matrix_shape(getattr(given, name))) / 16) for name in names}  # float32
+    shared = ops.prepare_shared_expert(replace(given, **wide))
+    layers = [replace(layers[0], parts=replace(layers[0].parts, shared_expert=shared))]
+    whole = ops.run_layers(copied(state), inputs, ops.prepare_layers(layers))
+    assert torch.equal(whole.streams, composed_ops().run_layers(state, inputs, layers).streams)
 
 
 def test_what_does_not_fit_is_refused():
@@ -173,6 +197,21 @@ def test_lines_images_and_taps_of_a_whole_model_are_those_of_its_ops(num_lines):
     assert found[0][0].shape == (num_lines, config("nano").vocab_size) and found[0][5].any()
     text = one.compute(replace(inputs, is_image=None, image_rows=None), 4).logits
     assert num_lines < 2 or not torch.equal(text[1], found[0][0][1])  # the last token is one of the image's
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"image_rows": family.normal(2, 64)}, "image rows"),
+        ({"is_image": torch.arange(9) >= 5}, "3 image rows for 4 image tokens"),
+        ({"is_image": torch.arange(9) >= 7}, "3 image rows for 2 image tokens"),
+        ({"is_image": None}, "3 image rows for 0 image tokens"),
+    ],
+)
+def test_rows_of_images_must_be_those_of_the_image_tokens(change, message):
+    one, _ = bound("nano", True)
+    with pytest.raises(ShapeError, match=message):
+        one.compute(replace(image_step(), **change), 2)
 
 
 def test_a_whole_model_is_taken_apart_where_the_layers_are():

@@ -86,6 +86,8 @@ def run_model(inputs: ForwardBatch, taps: Tensor | None, num_lines: int, model: 
         lines = dense("logit tokens", lines, (num_logits,), torch.int64)
     if inputs.image_rows is not None:
         expect("image rows", inputs.image_rows, (None, struct.hidden))
+        num_rows, num_places = len(inputs.image_rows), 0 if inputs.is_image is None else int(inputs.is_image.sum())
+        require(num_rows == num_places, f"there are {num_rows} image rows for {num_places} image tokens")
         image_rows = inputs.image_rows.float().contiguous()
     step, _kept = step_inputs(LayerInputs(inputs.encoder, None, inputs.is_image, taps))
     given = GivenStruct(

@@ -7,5 +7,5 @@
 #include "export.h"
 
 // logits [rows, vocabulary] -> ids of the largest, the lower of equal ones, and whether the row holds neither NaN nor
-// infinity and a finite number; else id 0.
+// positive infinity and a finite number; else id 0.
 EXPORT void best_tokens(const float* logits, int64_t rows, int64_t vocabulary, int64_t* token_ids, uint8_t* is_finite);

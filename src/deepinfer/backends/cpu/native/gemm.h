@@ -51,7 +51,7 @@ struct Product {
     const int32_t* places = nullptr;  // of x's rows; null where one follows the other. For tiled matrices alone
 };
 
-// Products with matrices of one size. A thread takes the same rows of every matrix each time.
+// Products with matrices of one size, all tiled or none. A thread takes the same rows of every matrix each time.
 void gemm_all(const Product* products, int64_t count);
 void gemm(const float* x, int64_t num_rows, int64_t stride, const Matrix& matrix, float* out, int64_t out_stride);
 

@@ -219,9 +219,13 @@ bool feed_routed(const Experts& experts, const float* x, int64_t stride, const i
     return true;
 }
 
-bool is_of_size(const Experts& shared, const Experts& experts) {
-    return shared.gate_up->rows == experts.gate_up->rows && shared.gate_up->columns == experts.gate_up->columns &&
-           shared.down->rows == experts.down->rows && shared.limit == experts.limit;
+// Whether products with both can be formed together.
+bool are_alike(const Matrix& one, const Matrix& other) {
+    return one.rows == other.rows && one.columns == other.columns && is_tiled(one) == is_tiled(other);
+}
+
+bool are_alike(const Experts& one, const Experts& other) {
+    return are_alike(*one.gate_up, *other.gate_up) && are_alike(*one.down, *other.down) && one.limit == other.limit;
 }
 
 }  // namespace
@@ -232,7 +236,7 @@ int64_t all_experts(const Experts& experts, const Experts& shared, const float* 
     const int64_t hidden = experts.down->rows;
     float* routed = scratch<SumScratch>(tokens * hidden);
     const Feed feed{shared.gate_up, shared.down, x, tokens, stride, nullptr, out, false, nullptr};
-    const bool is_beside = tokens * k <= SHARED_ROWS && tokens * k > 0 && is_of_size(shared, experts);
+    const bool is_beside = tokens * k <= SHARED_ROWS && tokens * k > 0 && are_alike(shared, experts);
     if (!feed_routed(experts, x, stride, chosen, share, tokens, k, routed, is_beside ? &feed : nullptr)) return 1;
     if (is_beside) add(out, routed, tokens * hidden);
     else shared_expert(&shared, x, stride, routed, tokens, out);
