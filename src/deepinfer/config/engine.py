@@ -124,8 +124,8 @@ class SchedulerOptions:
     )
     max_prefill_tokens: int | None = option(
         None, "prompt tokens of all requests in one step, or one image if that is larger; fewer make running answers wait "
-        "less for new prompts; when not given 128 on a CPU (256 with AMX), where more are hardly faster, and "
-        "max_step_tokens elsewhere",
+        "less for new prompts; when not given 128 on a CPU (256 with AMX or AVX512-BF16), where more are hardly faster, "
+        "and max_step_tokens elsewhere",
     )  # fmt: skip
     max_queue: int = option(4096, "requests that may wait; more are refused")
     async_scheduling: bool = option(True, "plan the next step while the current one runs")
