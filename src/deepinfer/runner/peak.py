@@ -19,7 +19,7 @@ from deepinfer.sampling.params import SamplingParams
 from deepinfer.sampling.sampler import PlainDraws
 
 # What holds copies of all logits at once: penalties, a filter that has to sort, log-probabilities.
-GREEDIEST = SamplingParams(temperature=1.0, top_p=0.9, frequency_penalty=0.5, logprobs=1, max_tokens=1, seed=0)
+HEAVIEST = SamplingParams(temperature=1.0, top_p=0.9, frequency_penalty=0.5, logprobs=1, max_tokens=1, seed=0)
 
 
 def largest_steps(num_slots: int, num_drafts: int, step_tokens: int, max_model_len: int) -> list[StepPlan]:
@@ -37,7 +37,7 @@ def largest_steps(num_slots: int, num_drafts: int, step_tokens: int, max_model_l
 
 def run_steps(runner: Runner, drafts: Drafts | None, plans: list[StepPlan]) -> None:
     """Run them to their draws, and a pass of drafts for the rows of each."""
-    runner.sampler.set_slot(SlotSetup(0, GREEDIEST, 1, np.zeros(1, dtype=np.int32)))
+    runner.sampler.set_slot(SlotSetup(0, HEAVIEST, 1, np.zeros(1, dtype=np.int32)))
     for plan in plans:
         lines = Lines.of(plan)
         logits = runner.compute(plan, lines, feeds_draft=drafts is not None).logits
