@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import goldens
+from backends.cpu import pair
 from deepinfer.config.engine import EngineConfig
 from deepinfer.runner.build import build_runner
 
@@ -28,7 +29,8 @@ def test_a_step_suits_the_device_and_what_runs_in_it(
 ) -> None:
     """expected, prefill: None = what an image needs beside all other requests."""
     config = EngineConfig.from_options({"num_blocks": 1, **options})
-    built = build_runner(config, goldens.CHECKPOINT)
+    with pair.tiles(False):  # with tiles prompts take more of a step, see tests/backends/test_select.py
+        built = build_runner(config, goldens.CHECKPOINT)
     assert built.images is not None
     beside = options.get("max_num_requests", 64) - 1 + built.images.max_tokens
     assert (built.max_step_tokens, built.max_prefill_tokens) == (expected or beside, prefill or beside)
