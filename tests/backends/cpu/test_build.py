@@ -20,6 +20,12 @@ from deepinfer.backends.cpu import build, library
 from waiting import PATIENCE
 
 
+@pytest.fixture(autouse=True)
+def unnamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody names instruction sets, whoever runs these tests."""
+    monkeypatch.delenv("CPU_INSTRUCTIONS", raising=False)
+
+
 @pytest.fixture
 def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A source folder that compiles fast, and an empty cache folder."""
