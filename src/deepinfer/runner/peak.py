@@ -13,7 +13,7 @@ from deepinfer.messages import SlotSetup, StepPlan
 from deepinfer.ops.table import Ops
 from deepinfer.runner.drafts import Drafts, padding_rows
 from deepinfer.runner.lines import Lines
-from deepinfer.runner.padding import padding_plan
+from deepinfer.runner.padding import padding_plan, spread
 from deepinfer.runner.runner import Runner
 from deepinfer.sampling.params import SamplingParams
 from deepinfer.sampling.sampler import PlainDraws
@@ -24,10 +24,7 @@ HEAVIEST = SamplingParams(temperature=1.0, top_p=0.9, frequency_penalty=0.5, log
 
 def largest_steps(num_slots: int, num_drafts: int, step_tokens: int, max_model_len: int) -> list[StepPlan]:
     """A step full of prompt tokens and one of as many draws as can be, at the end of the longest requests."""
-    num_rows = min(num_slots, step_tokens)
-    counts = np.full(num_rows, step_tokens // num_rows, dtype=np.int32)
-    counts[: step_tokens % num_rows] += 1
-    prompts = np.minimum(counts, max_model_len).astype(np.int32)
+    prompts = np.minimum(spread(step_tokens, min(num_slots, step_tokens)), max_model_len).astype(np.int32)
     draws = np.minimum(prompts, 1 + num_drafts).astype(np.int32)
     return [
         padding_plan(max_model_len - prompts, prompts, is_prefill=True),

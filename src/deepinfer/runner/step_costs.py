@@ -20,7 +20,7 @@ from deepinfer.ops.transfer import Arrival
 from deepinfer.runner.drafts import Drafts, padding_rows
 from deepinfer.runner.graph_cache import RIPE
 from deepinfer.runner.lines import Lines
-from deepinfer.runner.padding import padding_plan
+from deepinfer.runner.padding import padding_plan, spread
 from deepinfer.runner.runner import Runner
 from deepinfer.sampling.sampler import PlainDraws
 from deepinfer.speculate.costs import StepCosts
@@ -76,8 +76,7 @@ def _step(runner: Runner, num_slots: int, num_tokens: int) -> None:
     """A decode step of the padding slot."""
     num_rows = min(num_tokens, num_slots)
     starts: Int32 = np.full(num_rows, POSITION, dtype=np.int32)
-    counts: Int32 = num_tokens // num_rows + (np.arange(num_rows) < num_tokens % num_rows).astype(np.int32)
-    plan = padding_plan(starts, counts, is_prefill=False)
+    plan = padding_plan(starts, spread(num_tokens, num_rows), is_prefill=False)
     lines = Lines.of(plan)
     _, logits, best = runner.compute(plan, lines, feeds_draft=True)
     runner.sampler.sample(logits, lines.line_slots, lines.line_positions, best=best).token_ids.cpu()

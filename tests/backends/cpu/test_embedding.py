@@ -69,3 +69,16 @@ def test_what_does_not_fit_is_refused():
         pair.cpu().prepare_head(HeadWeights(pair.random_norm(31, 0), pair.random_weight(50, 32, seed=1)))
     with pytest.raises(ShapeError, match="embedding"):
         pair.cpu().prepare_embedding(Weight(normal(5, 4)), 2)
+
+
+@pytest.mark.parametrize(("shape", "problem"), [((3, 7), "logits"), (None, "the memory for logits must be contiguous")])
+def test_memory_for_logits_that_cannot_take_them_is_refused(shape, problem):
+    case = head("golden")
+    streams, pre = case.arguments(3)
+    prepared = case.prepared()[1]
+    vocabulary = len(pair.cpu().head(streams, pre, prepared, None)[0])
+    out = torch.empty(3, 2 * vocabulary)[:, ::2] if shape is None else torch.empty(shape)
+    with pytest.raises(ShapeError, match=problem):
+        pair.cpu().head(streams, pre, prepared, out)
+    kept = torch.empty(3, vocabulary)
+    assert pair.cpu().head(streams, pre, prepared, kept) is kept

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from deepinfer.backends.cpu.library import native, short_native
 from deepinfer.backends.cpu.matrix import Matrix, MatrixStruct, prepare_matrix
-from deepinfer.backends.cpu.tensors import FLOAT, POINTER, dense, empty, numbers
+from deepinfer.backends.cpu.tensors import FLOAT, POINTER, dense, empty, numbers, result
 from deepinfer.errors import ShapeError
 from deepinfer.ops.reference.shapes import expect
 from deepinfer.ops.weights import HeadWeights, Weight
@@ -76,7 +76,6 @@ def head(streams: Tensor, pre: Tensor, head: CpuHead, out: Tensor | None = None)
     num_tokens, num_streams, _ = streams.shape
     streams = dense("streams", streams, (num_tokens, num_streams, head.matrix.columns))
     pre = dense("pre", pre, (num_tokens, num_streams))
-    out = empty(num_tokens, head.matrix.rows) if out is None else out
-    expect("logits", out, (num_tokens, head.matrix.rows))
+    out = result("logits", out, (num_tokens, head.matrix.rows))
     native().head(head.address, streams.data_ptr(), pre.data_ptr(), num_tokens, num_streams, out.data_ptr())
     return out

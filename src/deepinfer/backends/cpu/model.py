@@ -12,7 +12,7 @@ from torch import Tensor
 from deepinfer.backends.cpu.batch import write_cache
 from deepinfer.backends.cpu.layers import CpuLayers, prepare_layers, step_inputs
 from deepinfer.backends.cpu.library import native
-from deepinfer.backends.cpu.tensors import LONG, POINTER, dense, empty
+from deepinfer.backends.cpu.tensors import LONG, POINTER, dense, empty, result
 from deepinfer.errors import ShapeError
 from deepinfer.ops.batch import Computed, ForwardBatch, Hidden
 from deepinfer.ops.layers import LayerInputs
@@ -98,8 +98,7 @@ def run_model(inputs: ForwardBatch, taps: Tensor | None, num_lines: int, model: 
     if num_logits > num_lines:
         streams, pre = empty(num_tokens, struct.num_streams, struct.hidden), empty(num_tokens, struct.num_streams)
         streams_address, pre_address = streams.data_ptr(), pre.data_ptr()
-    shape = num_lines, model.parts.head.matrix.rows
-    logits = empty(*shape) if inputs.logits is None else dense("logits", inputs.logits, shape, torch.float32)
+    logits = result("logits", inputs.logits, (num_lines, model.parts.head.matrix.rows))
     token_ids, is_finite = empty(num_lines, dtype=np.int64), empty(num_lines, dtype=np.bool_)
     error = native().run_model(
         model.address, ctypes.addressof(step), ctypes.addressof(given), streams_address, pre_address,

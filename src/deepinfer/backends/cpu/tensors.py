@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from deepinfer.ops.reference.shapes import expect
+from deepinfer.ops.reference.shapes import expect, require
 
 POINTER, LONG, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
@@ -19,6 +19,15 @@ def dense(name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype 
         return tensor
     expect(name, tensor, shape, dtype)
     return tensor.contiguous()
+
+
+def result(name: str, tensor: Tensor | None, shape: tuple[int, ...]) -> Tensor:
+    """The float32 memory for a result, new for None; raises ShapeError unless it has this shape and is dense."""
+    if tensor is None:
+        return empty(*shape)
+    expect(name, tensor, shape, torch.float32)
+    require(tensor.is_contiguous(), f"the memory for {name} must be contiguous")
+    return tensor
 
 
 def rows_of(name: str, tensor: Tensor, columns: int) -> Tensor:

@@ -104,13 +104,16 @@ def draft_head(streams: Tensor, pre: Tensor, draft: Draft) -> tuple[Tensor, Tens
 
 @triton.jit
 def next_logits(
-    logits, embed, previous, matrix, token, ids, num_tokens, num_ids, logits_stride,
+    logits, embed, previous, matrix, num_tokens, num_ids, logits_stride,
     RANK: tl.constexpr, RANK_TILE: tl.constexpr, TOKEN_TILE: tl.constexpr, ID_TILE: tl.constexpr,
 ):  # fmt: skip
-    """A tile of logits [tokens, ids] + embed[previous] [tokens, RANK] @ matrix [ids, RANK].T; -inf where no id is.
+    """The tokens and ids of a tile, and its logits + embed[previous] [tokens, RANK] @ matrix [ids, RANK].T.
 
-    A token before that is no id adds nothing, as one outside the table of `embed_kernel` is zero.
+    They are -inf where no id is. A token before that is no id adds nothing, as one outside the table of `embed_kernel`
+    is zero.
     """
+    token = tl.program_id(0) * TOKEN_TILE + tl.arange(0, TOKEN_TILE)
+    ids = tl.program_id(1) * ID_TILE + tl.arange(0, ID_TILE)
     rank, is_token, is_id = tl.arange(0, RANK_TILE), token < num_tokens, ids < num_ids
     is_rank, at = rank < RANK, logits + token.to(tl.int64)[:, None] * logits_stride + ids[None, :]
     value = tl.load(at, mask=is_token[:, None] & is_id[None, :], other=float("-inf"))
@@ -120,7 +123,7 @@ def next_logits(
     right = tl.load(at, mask=is_known[None, :] & is_rank[:, None], other=0.0)
     at = matrix + ids.to(tl.int64)[:, None] * RANK + rank[None, :]
     left = tl.load(at, mask=is_id[:, None] & is_rank[None, :], other=0.0)
-    return value + tl.trans(multiply(left, right, tl.zeros([ID_TILE, TOKEN_TILE], tl.float32), 0))
+    return token, ids, value + tl.trans(multiply(left, right, tl.zeros([ID_TILE, TOKEN_TILE], tl.float32), 0))
 
 
 @triton.jit
@@ -129,11 +132,8 @@ def next_kernel(
     RANK: tl.constexpr, RANK_TILE: tl.constexpr, TOKEN_TILE: tl.constexpr, ID_TILE: tl.constexpr,
 ):  # fmt: skip
     begin()
-    token = tl.program_id(0) * TOKEN_TILE + tl.arange(0, TOKEN_TILE)
-    ids = tl.program_id(1) * ID_TILE + tl.arange(0, ID_TILE)
-    value = next_logits(
-        logits, embed, previous, matrix, token, ids, num_tokens, num_ids, logits_stride,
-        RANK, RANK_TILE, TOKEN_TILE, ID_TILE,
+    token, ids, value = next_logits(
+        logits, embed, previous, matrix, num_tokens, num_ids, logits_stride, RANK, RANK_TILE, TOKEN_TILE, ID_TILE
     )  # fmt: skip
     at = out + token.to(tl.int64)[:, None] * num_ids + ids[None, :]
     tl.store(at, value, mask=(token < num_tokens)[:, None] & (ids < num_ids)[None, :])
@@ -146,11 +146,8 @@ def next_peak_kernel(
 ):  # fmt: skip
     """The same, of which only what `best_of_parts` reads is kept, a tile being a part."""
     begin()
-    token = tl.program_id(0) * TOKEN_TILE + tl.arange(0, TOKEN_TILE)
-    ids = tl.program_id(1) * ID_TILE + tl.arange(0, ID_TILE)
-    value = next_logits(
-        logits, embed, previous, matrix, token, ids, num_tokens, num_ids, logits_stride,
-        RANK, RANK_TILE, TOKEN_TILE, ID_TILE,
+    token, ids, value = next_logits(
+        logits, embed, previous, matrix, num_tokens, num_ids, logits_stride, RANK, RANK_TILE, TOKEN_TILE, ID_TILE
     )  # fmt: skip
     is_id = (ids < num_ids)[None, :].broadcast_to([TOKEN_TILE, ID_TILE])
     peak, place, total = peak_of(value, tl.broadcast_to(ids[None, :], [TOKEN_TILE, ID_TILE]), is_id, num_ids, 1)

@@ -78,7 +78,7 @@ def quantise_panels_kernel(
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, GROUPS)[:, None] * 32 + tl.arange(0, 32)[None, :]
     values = tl.load(x + row * row_stride + column, mask=column < WIDTH, other=0.0).to(tl.float32)
-    folded, factor = fold_groups(values, GROUPS)
+    folded, factor = fold_groups(values)
     if COPIES == 0:
         write_panels(codes, scale, row, size, folded, factor, PADDED, GROUPS)
     for copy in tl.static_range(COPIES):

@@ -80,7 +80,7 @@ def split_down_kernel(
     low = rms_norm(low, tl.load(q_norm + column, mask=column < RANK, other=0.0), RANK, q_eps)
     tl.store(low_rank + token * RANK + column, to_bf16(low), mask=column < RANK)
     if PADDED:
-        folded, factor = fold_groups(tl.reshape(low, [RANK_TILE // 32, 32]), RANK_TILE // 32)
+        folded, factor = fold_groups(tl.reshape(low, [RANK_TILE // 32, 32]))
         write_panels(codes, scale, token, size, folded, factor, PADDED, RANK_TILE // 32)
 
     column = tl.arange(0, PAIRS)[:, None] * 2 + tl.arange(0, 2)[None, :]

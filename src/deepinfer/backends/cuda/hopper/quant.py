@@ -50,8 +50,8 @@ def on_scale(codes, exponent, largest):
 
 
 @triton.jit
-def fold_groups(x, GROUPS: tl.constexpr):
-    """x [GROUPS, 32] float32 -> e4m3 bytes and the row's scale: quantised by groups, then on one scale."""
+def fold_groups(x):
+    """x [groups, 32] float32 -> e4m3 bytes and the row's scale: quantised by groups, then on one scale."""
     codes, exponent = rounded_groups(x)
     largest = tl.max(exponent, 0)
     return on_scale(codes, exponent, largest), power(largest)
@@ -63,7 +63,7 @@ def quantise_kernel(x, codes, scale, row_stride, WIDTH: tl.constexpr, GROUPS: tl
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, GROUPS)[:, None] * 32 + tl.arange(0, 32)[None, :]
     values = tl.load(x + row * row_stride + column, mask=column < WIDTH, other=0.0).to(tl.float32)
-    folded, factor = fold_groups(values, GROUPS)
+    folded, factor = fold_groups(values)
     tl.store(codes + row * WIDTH + column, folded, mask=column < WIDTH)
     tl.store(scale + row, factor)
 
