@@ -94,10 +94,11 @@ def test_only_a_part_of_the_logits_is_on_the_device_at_a_time(whole: list[Any], 
     assert [output.prompt_logprobs for output in outputs] == [output.prompt_logprobs for output in whole]
 
 
-def test_only_those_who_ask_get_them(golden: LLM) -> None:
+def test_only_those_who_ask_get_them() -> None:
     plain = SamplingParams(max_tokens=2, temperature=0.0)
-    none, some = golden.generate([LONG[:9], LONG[:9]], [plain, ONE])
+    with LLM(goldens.CHECKPOINT, batch_invariant=True, max_num_requests=8, num_blocks=64) as llm:
+        none, some = llm.generate([LONG[:9], LONG[:9]], [plain, ONE])
+        deltas = list(llm.stream(LONG[:9], ONE))
     assert none.prompt_logprobs is None and len(some.prompt_logprobs) == 9
-    deltas = list(golden.stream(LONG[:9], ONE))
     assert deltas[0].prompt_logprobs == some.prompt_logprobs
     assert [delta.prompt_logprobs for delta in deltas[1:]] == [None] * (len(deltas) - 1)
