@@ -61,7 +61,7 @@ class Schedule:
             self.interfere()
             num_steps += self.engine.scheduler.has_work()
             self.engine.step()
-            self.num_drains += len(self.engine.scheduler._draining)
+            self.num_drains += len(self.engine.scheduler._table.draining)
             assert num_steps <= 20 * (self.work + len(self.engine.answers) + 1), "requests starve"
         self.check_answers()
 

@@ -41,8 +41,16 @@ def request(name: str, parts: list[int | ImageInput], max_tokens: int = 4, **fie
 class ImageEngine(NullEngine):
     """`encode` makes progress on images: plans some, or finishes the plan in flight."""
 
-    def __init__(self, *, max_queue: int = 100, cache_tokens: int = 100, patches: int = 100, **options: Any) -> None:
-        limits = ImageOptions(image_cache_bytes=cache_tokens, max_encode_patches=patches)
+    def __init__(
+        self,
+        *,
+        max_queue: int = 100,
+        cache_tokens: int = 100,
+        patches: int = 100,
+        queue_bytes: int = 2**20,
+        **options: Any,
+    ) -> None:
+        limits = ImageOptions(image_cache_bytes=cache_tokens, max_encode_patches=patches, image_queue_bytes=queue_bytes)
         self.images = ImageWork(limits, max_queue, bytes_per_token=1)
         super().__init__(max_queue=max_queue, images=self.images, **options)
         self.encoder = NullEncoder()

@@ -45,14 +45,14 @@ def preempted(engine):
         engine.plan()
         if not engine.scheduler.num_preemptions:
             engine.finish_oldest()
-    assert "a" in engine.scheduler._queue and engine.scheduler._draining
+    assert "a" in engine.scheduler._queue and engine.scheduler._table.draining
 
 
 def drained(engine):
     preempted(engine)
     while engine.plans:
         engine.finish_oldest()
-    assert "a" in engine.scheduler._queue and not engine.scheduler._draining
+    assert "a" in engine.scheduler._queue and not engine.scheduler._table.draining
 
 
 POINTS = {

@@ -6,11 +6,10 @@ import random
 
 import pytest
 
-from deepinfer.config.engine import ImageOptions
 from deepinfer.errors import QueueFullError, RequestError
 from deepinfer.images.messages import ImageSpan
 from deepinfer.scheduler.budget import StepBudget
-from deepinfer.scheduler.images import ImageWork, chunk_end
+from deepinfer.scheduler.images import chunk_end
 
 from .image_engine import ImageEngine, image, request
 
@@ -125,7 +124,7 @@ def test_equal_pixels_of_several_requests_are_kept_once() -> None:
     engine = ImageEngine()
     for name in "ab":
         engine.send(request(name, [image(1), image(1)]))
-    spans = [span for waiting in engine.scheduler._requests.values() for span in waiting.images]
+    spans = [span for waiting in engine.scheduler._table._requests.values() for span in waiting.images]
     assert len(spans) == 4 and len({id(span.image.pixels) for span in spans}) == 1
     engine.run_all()
 
@@ -169,9 +168,7 @@ def test_images_that_never_fit_are_refused() -> None:
 
 
 def test_queued_pixels_are_bounded() -> None:
-    work = ImageWork(ImageOptions(image_queue_bytes=30), 100, bytes_per_token=1)
-    engine = ImageEngine()
-    engine.scheduler._images = work
+    engine = ImageEngine(queue_bytes=30)
     with pytest.raises(RequestError, match="the pixels of its images take 36 bytes, but image_queue_bytes is 30"):
         engine.send(request("no", [image(1), image(2), image(3)]))
     engine.send(request("a", [image(1), image(2)]))
@@ -241,7 +238,7 @@ def test_a_preempted_request_claims_its_embeddings_again() -> None:
     engine.send(request("b", [image(2, 4)]))
     engine.encode()
     engine.encode()
-    engine.scheduler._preempt(1)
+    engine.scheduler._table.preempt(1)
     engine.scheduler.check()
     engine.run_all()
     assert engine.encoded == [[image(1).key], [image(2, 4).key], [image(1).key]]

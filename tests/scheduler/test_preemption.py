@@ -84,7 +84,7 @@ def test_tokens_in_flight_at_a_preemption_still_count_and_readmission_waits_for_
             engine.plan()
         if not engine.scheduler.num_preemptions:
             engine.finish_oldest()
-    (victim,) = engine.scheduler._draining
+    (victim,) = engine.scheduler._table.draining
     assert victim.slot and engine.cache.num_slot_blocks[victim.slot] == 0
     num_known, num_in_flight = len(victim.generated), engine.scheduler._state.in_flight(victim.slot)
     assert num_in_flight > 0
@@ -107,7 +107,7 @@ def test_a_request_that_ends_by_a_token_in_flight_is_not_admitted_again():
             engine.plan()
         if not engine.scheduler.num_preemptions:
             engine.finish_oldest()
-    (victim,) = engine.scheduler._draining
+    (victim,) = engine.scheduler._table.draining
     next_token = engine.direct(victim.request_id)[len(victim.generated)]
     engine.scheduler._state._is_eos[next_token] = True
     engine.scheduler._state._ignores_eos[victim.slot] = False

@@ -1,4 +1,4 @@
-"""The scheduler: requests in, one StepPlan a step down, results of steps back into requests.
+"""The scheduler: requests in, one StepPlan a step down, results of steps back into requests (`results.py`).
 
 Planning never waits for results: a decode row moves on when it is planned, its token and its drafts are
 read on the device, and where it begins there depends on how many drafts of the rows before it were
@@ -28,7 +28,6 @@ one block left over for each running request that has yet to grow.
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -40,11 +39,8 @@ from deepinfer.images.messages import EncodePlan, EncodeResult, ImagePlace
 from deepinfer.messages import (
     Finished,
     FinishReason,
-    Float32,
     GenerateRequest,
     Int32,
-    Int64,
-    Logprobs,
     SlotSetup,
     StepOutput,
     StepPlan,
@@ -54,8 +50,10 @@ from deepinfer.scheduler.budget import StepBudget
 from deepinfer.scheduler.images import ImageWork, chunk_end
 from deepinfer.scheduler.queue import WaitingQueue
 from deepinfer.scheduler.request import Request
+from deepinfer.scheduler.results import StepResults
 from deepinfer.scheduler.state import SlotState
-from deepinfer.scheduler.steps import Chunk, InFlight, comes_after
+from deepinfer.scheduler.steps import Chunk, InFlight
+from deepinfer.scheduler.table import RequestTable
 
 MAX_PRIORITY = 2**31 - 1
 
@@ -86,55 +84,55 @@ class Scheduler:
     ) -> None:
         assert options.max_step_tokens is not None, "whoever knows the device has chosen it"
         assert cache.num_slots <= options.max_step_tokens, "a step must hold a token of every slot"
-        self.num_preemptions = 0
-        self.num_not_finite = 0
         self._max_step_tokens = options.max_step_tokens
         self._max_chunk_tokens = options.max_chunk_tokens or options.max_step_tokens
         self._max_prefill_tokens = options.max_prefill_tokens or options.max_step_tokens
-        self._cache = cache
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
         self._replay_keep_tokens = replay_keep_tokens if decoder_replay == "bounded" else max_model_len
-        self._num_drafts, self._wants_drafts = num_drafts, num_drafts > 0
+        self._num_drafts = num_drafts
         self._clock = clock
+        self._num_arrivals = 0
+        self._cache = cache
         self._state = SlotState(cache.num_slots, vocab_size, eos_token_ids)
-        self._requests: dict[str, Request] = {}
-        self._occupants: list[Request | None] = [None] * (cache.num_slots + 1)
-        self._names = np.full(cache.num_slots + 1, None, dtype=np.object_)  # request id of each occupant
-        self._answers = np.full(cache.num_slots + 1, None, dtype=np.object_)  # `generated` of each occupant
         self._queue = WaitingQueue(options.max_queue)
         self._images = images or ImageWork(ImageOptions(), options.max_queue, bytes_per_token=1)
-        self._prefilling: list[Request] = []  # in order of admission
-        self._draining: list[Request] = []  # preempted, with tokens in flight
-        self._in_flight: deque[InFlight] = deque()
-        self._finished: list[Finished] = []
-        self._num_arrivals = 0
-        self._num_admissions = 0
-        self._num_steps = 0
+        self._table = RequestTable(self._state, cache, self._queue, self._images, clock)
+        self._results = StepResults(self._table, clock, wants_drafts=num_drafts > 0)
 
     # -- requests
 
     @property
     def num_running(self) -> int:
         """Requests that take part in steps."""
-        return len(self._requests) - self.num_waiting
+        return len(self._table) - self.num_waiting
 
     @property
     def num_waiting(self) -> int:
         """Requests that wait for admission or their images, preempted ones among them."""
-        return len(self._queue) + self._images.num_waiting
+        return self._table.num_waiting
 
     @property
     def num_in_flight(self) -> int:
         """Plans whose results have not come yet."""
-        return len(self._in_flight)
+        return len(self._results)
+
+    @property
+    def num_preemptions(self) -> int:
+        """Times that a request gave up its blocks."""
+        return self._table.num_preemptions
+
+    @property
+    def num_not_finite(self) -> int:
+        """Requests that ended because the model's logits were no numbers."""
+        return self._table.num_not_finite
 
     def has_work(self) -> bool:
         """Whether a request has not ended or a result is still to come, but for what waits for an encoder at work.
 
         While it is true, `schedule` or `schedule_images` gives a plan or a result is in flight.
         """
-        is_at_work = len(self._requests) > self._images.num_waiting or bool(self._in_flight)
+        is_at_work = len(self._table) > self._images.num_waiting or len(self._results) > 0
         return is_at_work or self._images.has_work()
 
     def add(self, request: GenerateRequest) -> None:
@@ -143,7 +141,7 @@ class Scheduler:
         num_prompt = len(request.token_ids)
         is_scored = request.wants_prompt_logits or request.params.prompt_logprobs is not None
         keep = num_prompt if is_scored else self._replay_keep_tokens
-        entry = Request(
+        self._table.add(Request(
             request_id=request.request_id,
             prompt=np.ascontiguousarray(request.token_ids, dtype=np.int32),
             params=request.params,
@@ -155,12 +153,7 @@ class Scheduler:
             bad_word_ids=request.bad_word_ids,
             grammar=request.grammar,
             images=request.images,
-        )
-        if entry.images:
-            self._images.add(entry)
-        else:
-            self._queue.add(entry)
-        self._requests[entry.request_id] = entry
+        ))  # fmt: skip
         self._num_arrivals += 1
 
     def finish(self, request_id: str, reason: FinishReason) -> bool:
@@ -170,16 +163,15 @@ class Scheduler:
 
         Its `Finished` comes with `take_finished` or the next `update`; no token of it comes after.
         """
-        request = self._requests.get(request_id)
+        request = self._table.find(request_id)
         if request is None:
             return False
-        self._end(request, reason, self._clock())
+        self._table.end(request, reason, self._clock())
         return True
 
     def take_finished(self) -> list[Finished]:
         """Ends that were not handed out yet; an id may be used again once its end was."""
-        finished, self._finished = self._finished, []
-        return finished
+        return self._table.take_finished()
 
     # -- planning
 
@@ -202,8 +194,8 @@ class Scheduler:
         if not len(decoding) and not chunks:
             return None
         plan = self._build_plan(decoding, counts, chunks, setups)
-        is_single = not chunks and not self._wants_drafts
-        plan.is_plain = is_single and all(step.is_single for step in self._in_flight)
+        is_single = not chunks and not self._results.wants_drafts
+        plan.is_plain = is_single and self._results.are_single
         sampling, most = plan.slots, plan.counts
         if chunks:
             sampling, most = sampling[plan.samples], np.where(plan.is_prefill, 1, most)[plan.samples]
@@ -211,7 +203,7 @@ class Scheduler:
         logit_rows = [(len(decoding) + row, chunk) for row, chunk in enumerate(chunks) if chunk.wants_logits]
         scored = [chunk for chunk in chunks if chunk.num_logprobs]
         serials = self._state.serial[sampling]
-        self._in_flight.append(InFlight(plan.step, sampling, serials, most, is_single, logit_rows, scored))
+        self._results.expect(InFlight(plan.step, sampling, serials, most, is_single, logit_rows, scored))
         return plan
 
     def _take_decode_rows(self, budget: StepBudget) -> tuple[Int32, Int32]:
@@ -221,9 +213,9 @@ class Scheduler:
         """
         state, cache = self._state, self._cache
         slots = state.decoding()
-        is_shared = bool(self._prefilling) or len(self._queue) > 0
+        is_shared = bool(self._table.prefilling) or len(self._queue) > 0
         # An image is never cut, so drafts leave it the whole step.
-        is_drafting = self._wants_drafts and not any(request.images for request in self._prefilling)
+        is_drafting = self._results.wants_drafts and not any(request.images for request in self._table.prefilling)
         num_drafts = self._num_drafts if is_drafting else 0
         most = 1 + budget.drafts_per_row(len(slots), num_drafts, is_shared=is_shared)
         ends = np.minimum(state.num_computed[slots] + most, state.limit[slots])
@@ -244,30 +236,13 @@ class Scheduler:
         for slot in state.best_first(slots).tolist():
             end = min(int(state.num_computed[slot]) + 1, int(state.limit[slot]))
             while state.is_active[slot] and not cache.grow(slot, end):
-                self._preempt(int(state.best_first(np.flatnonzero(state.is_active).astype(np.int32))[-1]))
+                self._table.preempt(int(state.best_first(np.flatnonzero(state.is_active).astype(np.int32))[-1]))
         for slot in slots[state.is_active[slots]].tolist():
             cache.grow(slot, min(int(state.num_computed[slot]) + most, int(state.limit[slot])))
 
-    def _preempt(self, slot: int) -> None:
-        request = self._occupant(slot)
-        self._state.is_active[slot] = False
-        self._cache.release_blocks(slot)
-        if request in self._prefilling:
-            self._prefilling.remove(request)
-        if request.images:
-            self._images.put_back(request, self._num_steps)
-        else:
-            self._queue.put_back(request)
-        request.num_preemptions += 1
-        self.num_preemptions += 1
-        if self._state.in_flight(slot):
-            self._draining.append(request)
-        else:
-            self._leave_slot(request)
-
     def _take_chunks(self, budget: StepBudget, setups: list[SlotSetup]) -> list[Chunk]:
         """Prefill rows of the admitted requests, then of newly admitted ones, as far as the budget goes."""
-        taken = [self._take_chunk(request, budget) for request in self._prefilling if budget.prefill_left]
+        taken = [self._take_chunk(request, budget) for request in self._table.prefilling if budget.prefill_left]
         while budget.prefill_left:
             request = self._admit_next()
             if request is None:
@@ -276,7 +251,7 @@ class Scheduler:
             taken.append(self._take_chunk(request, budget))
         if chunks := [chunk for chunk in taken if chunk is not None]:
             done = {chunk.slot for chunk in chunks if chunk.samples}
-            self._prefilling = [request for request in self._prefilling if request.slot not in done]
+            self._table.prefilling = [request for request in self._table.prefilling if request.slot not in done]
         return chunks
 
     def _take_chunk(self, request: Request, budget: StepBudget) -> Chunk | None:
@@ -292,7 +267,7 @@ class Scheduler:
             if end == start:
                 return None
             if start < images[-1].end <= end:
-                self._images.release(request, self._num_steps + 1)
+                self._images.release(request, self._table.newest_step + 1)
         state.num_computed[slot] = end
         wants_logits = request.wants_prompt_logits and start < len(request.prompt)
         return Chunk(request, slot, start, end, end == prefill_end, wants_logits)
@@ -305,17 +280,7 @@ class Scheduler:
         num_tokens = min(request.num_tokens + 1, request.limit)
         if not self._cache.can_admit(num_tokens, reserve_blocks=self._num_yet_to_grow()):
             return None
-        slot = self._cache.admit(num_tokens)
-        assert slot is not None, "admission failed after its check"
-        self._queue.take_first()
-        self._num_admissions += 1
-        self._state.occupy(slot, request, self._num_admissions)
-        self._occupants[slot], self._names[slot], self._answers[slot] = request, request.request_id, request.generated
-        self._prefilling.append(request)
-        request.slot = slot
-        if request.scheduled is None:
-            request.scheduled = self._clock()
-        return request
+        return self._table.admit(num_tokens)
 
     def _num_yet_to_grow(self) -> int:
         """Running requests whose longest answer needs more blocks than they hold."""
@@ -336,10 +301,10 @@ class Scheduler:
             host_tokens = np.concatenate([chunk.request.tokens(chunk.start, chunk.end) for chunk in chunks])
         is_prefill = np.zeros(len(slots), dtype=np.bool_)
         is_prefill[num_decode:] = True
-        self._num_steps += 1
+        self._table.newest_step += 1
         table_slots, table_columns, table_blocks = self._cache.take_changes()
         plan = StepPlan(
-            step=self._num_steps,
+            step=self._table.newest_step,
             slots=slots,
             starts=starts,
             counts=counts,
@@ -375,176 +340,16 @@ class Scheduler:
 
         The token that ended a request is among the tokens. Lines of the output are in row order.
         """
-        step = self._in_flight.popleft()
-        assert step.step == result.step, f"result of step {result.step} came, that of step {step.step} was due"
-        now, state, self._wants_drafts = self._clock(), self._state, result.wants_drafts
-        self._images.step_done(step.step)
-        prompt_logits = self._take_prompt_logits(step, result)
-        prompt_logprobs = self._take_prompt_logprobs(step, result, now)
-        num_tokens = step.counts if result.num_tokens is None else result.num_tokens
-        num_lines = len(num_tokens) if result.num_tokens is None else num_tokens.sum()
-        assert len(num_tokens) == len(step.slots), f"results of {len(num_tokens)} rows for {len(step.slots)}"
-        assert len(result.token_ids) == num_lines, f"{len(result.token_ids)} tokens, not {num_lines}"
-        is_current = state.serial[step.slots] == step.serials
-        current = step.slots[is_current]
-        state.take_row(current, step.counts[is_current], num_tokens[is_current])
-        is_usable = result.is_finite if result.has_choice is None else result.is_finite & result.has_choice
-        slots, is_wanted = step.slots, is_current
-        if result.num_tokens is not None:
-            slots, is_wanted = np.repeat(slots, num_tokens), np.repeat(is_wanted, num_tokens)
-        ends_answer = is_usable & state.ends_answer(slots, result.token_ids * is_usable)
-        if result.num_tokens is not None:
-            is_wanted &= ~comes_after(ends_answer, num_tokens)
-        is_kept = is_wanted & is_usable
-        if result.num_checked is not None:
-            rows = np.repeat(np.arange(len(step.slots)), num_tokens)
-            num_kept = np.bincount(rows[is_kept], minlength=len(step.slots))
-            num_accepted = np.minimum(num_kept, num_tokens - 1)  # the last that a row gives is no draft
-            self._count_drafts(current, result.num_checked[is_current], num_accepted[is_current])
-        kept, tokens, logprobs = slots, result.token_ids, result.logprobs
-        if not is_kept.all():
-            kept, tokens = kept[is_kept], tokens[is_kept]
-            logprobs = None if logprobs is None else logprobs.lines(is_kept)
-        request_ids = self._append(kept, tokens, now)
-        is_end = is_wanted & (ends_answer | ~is_usable)
-        is_full = state.num_known[current] > state.limit[current]
-        if is_end.any() or is_full.any():
-            for line in np.flatnonzero(is_end).tolist():
-                self._end_at(self._occupant(slots[line]), line, result, now)
-            for slot in current[is_full & (state.serial[current] > 0)].tolist():
-                self._end(self._occupant(slot), "length", now)
-        self._release_drained()
-        return StepOutput(request_ids, tokens, logprobs, self.take_finished(), prompt_logits, prompt_logprobs)
+        return self._results.take(result)
 
-    def _append(self, slots: Int32, tokens: Int32, now: float) -> list[str]:
-        """Give each slot's request its token; returns the request ids."""
-        for slot, answer, token in zip(slots.tolist(), self._answers[slots].tolist(), tokens.tolist(), strict=True):
-            if not answer:
-                self._occupant(slot).first_token = now
-            answer.append(token)
-        request_ids: list[str] = self._names[slots].tolist()
-        return request_ids
-
-    def _count_drafts(self, slots: Int32, num_checked: Int32, num_accepted: Int64) -> None:
-        rows = np.flatnonzero(num_checked)
-        for slot, checked, accepted in zip(
-            *(part[rows].tolist() for part in (slots, num_checked, num_accepted)), strict=True
-        ):
-            request = self._occupant(slot)
-            request.num_checked_drafts += checked
-            request.num_accepted_drafts += max(0, accepted)
-
-    def _take_prompt_logits(self, step: InFlight, result: StepResult) -> list[tuple[str, int, Float32]]:
-        """Logits of prompt positions that were not handed out before a preemption."""
-        lines: list[tuple[str, int, Float32]] = []
-        for row, chunk in step.logit_rows:
-            request = chunk.request
-            start, end = max(chunk.start, request.num_logits), min(chunk.end, len(request.prompt))
-            if start < end and self._requests.get(request.request_id) is request:
-                logits = result.prompt_logits[row][start - chunk.start : end - chunk.start]
-                lines.append((request.request_id, start, logits))
-                request.num_logits = end
-        return lines
-
-    def _take_prompt_logprobs(self, step: InFlight, result: StepResult, now: float) -> list[tuple[str, int, Logprobs]]:
-        """The same of log-probabilities; a request with one that is no number ends here."""
-        found: list[tuple[str, int, Logprobs]] = []
-        first = 0
-        for chunk in step.logprob_chunks:
-            assert result.prompt_logprobs is not None, "a plan asked for log-probabilities of prompt tokens"
-            request, lines = chunk.request, result.prompt_logprobs.lines(slice(first, first + chunk.num_logprobs))
-            first += chunk.num_logprobs
-            start, end = max(chunk.start, request.num_logprobs), chunk.start + chunk.num_logprobs
-            if start >= end or self._requests.get(request.request_id) is not request:
-                continue
-            if np.isnan(lines.values).any():
-                self._end_not_finite(request, chunk.start + int(np.isnan(lines.values).argmax()) + 1, now)
-                continue
-            found.append((request.request_id, start + 1, lines.lines(slice(start - chunk.start, None))))
-            request.num_logprobs = end
-        return found
-
-    def _end_at(self, request: Request, line: int, result: StepResult, now: float) -> None:
-        """End a request at a line that ends its answer, or that holds no token."""
-        if (cause := result.errors.get(line)) is not None:
-            self._end_early(request, cause, now)
-        elif not result.is_finite[line]:
-            self._end_not_finite(request, request.num_tokens, now)
-        elif result.has_choice is None or result.has_choice[line]:
-            self._end(request, "stop", now, stop_token=int(result.token_ids[line]))
-        else:
-            cause = (
-                f"its own parameters exclude every token of the vocabulary at position {request.num_tokens}; "
-                "allow more tokens (allowed_token_ids, bad_words, min_tokens, a grammar)"
-            )
-            self._end_early(request, cause, now)
-
-    def _end_not_finite(self, request: Request, position: int, now: float) -> None:
-        self.num_not_finite += 1
-        cause = (
-            f"the model gave NaN or no finite logit for position {position}; check the checkpoint, "
-            "or try --precision float32"
-        )
-        self._end_early(request, cause, now)
-
-    def _end_early(self, request: Request, cause: str, now: float) -> None:
-        error = f"request {request.request_id!r} ends after {len(request.generated)} tokens: {cause}"
-        self._end(request, "error", now, error=error)
-
-    def _occupant(self, slot: int) -> Request:
-        request = self._occupants[slot]
-        assert request is not None, f"slot {slot} is empty"
-        return request
-
-    def _end(
-        self,
-        request: Request,
-        reason: FinishReason,
-        now: float,
-        *,
-        stop_token: int | None = None,
-        error: str | None = None,
-    ) -> None:
-        """Forget a request, give back what it holds and note its end."""
-        del self._requests[request.request_id]
-        self._queue.remove(request.request_id)
-        if request.images:
-            self._images.end(request, self._num_steps)
-        if request.slot:
-            for requests in (self._prefilling, self._draining):
-                if request in requests:
-                    requests.remove(request)
-            self._leave_slot(request)
-        self._finished.append(
-            Finished(
-                request.request_id,
-                reason,
-                request.times(now),
-                num_preemptions=request.num_preemptions,
-                num_checked_drafts=request.num_checked_drafts,
-                num_accepted_drafts=request.num_accepted_drafts,
-                stop_token=stop_token,
-                error=error,
-            )
-        )
-
-    def _release_drained(self) -> None:
-        if self._draining:
-            drained = [request for request in self._draining if not self._state.in_flight(request.slot)]
-            self._draining = [request for request in self._draining if request not in drained]
-            for request in drained:
-                self._leave_slot(request)
-
-    def _leave_slot(self, request: Request) -> None:
-        self._state.vacate(request.slot)
-        self._cache.release(request.slot)
-        self._occupants[request.slot] = self._names[request.slot] = self._answers[request.slot] = None
-        request.slot = 0
+    def check(self) -> None:
+        """Assert that queue, slots, state and cache agree; for tests and for the idle engine."""
+        self._table.check()
 
     def _refuse_unfit(self, request: GenerateRequest) -> None:
         name, num_prompt, max_tokens = request.request_id, len(request.token_ids), request.params.max_tokens
         assert max_tokens is not None, "max_tokens is filled in by the frontend"
-        if name in self._requests or any(finished.request_id == name for finished in self._finished):
+        if self._table.is_in_use(name):
             raise RequestError(f"request id {name!r} is in use; choose another, or wait until that request has ended")
         if num_prompt == 0:
             raise RequestError(f"request {name!r} has an empty prompt; give at least one token")
@@ -571,34 +376,3 @@ class Scheduler:
                 f"request {name!r} has an image of {largest} tokens, computed in one step, but a step has room for "
                 f"{room}; give a smaller image or raise --max-step-tokens"
             )
-
-    # -- invariants
-
-    def check(self) -> None:
-        """Assert that queue, slots, state and cache agree; for tests and for the idle engine."""
-        state, cache = self._state, self._cache
-        cache.check()
-        self._images.check()
-        held = {request.slot: request for request in self._requests.values() if request.slot}
-        occupied = {slot for slot, request in enumerate(self._occupants) if request}
-        assert occupied == set(held), f"slots {occupied} have occupants but requests hold {set(held)}"
-        assert cache.num_slots - cache.num_free_slots == len(held), "slots are held by nobody"
-        assert set(np.flatnonzero(state.serial).tolist()) == set(held), "serials differ from occupants"
-        for slot, request in held.items():
-            is_draining = not state.is_active[slot]
-            assert is_draining == self._waits(request), f"slot {slot} is active and waits, or neither"
-            assert is_draining == (request in self._draining), f"slot {slot} drains and is active, or neither"
-            assert not is_draining or state.in_flight(slot), f"slot {slot} drains but nothing is in flight"
-            assert not is_draining or not cache.num_slot_blocks[slot], f"slot {slot} drains but holds blocks"
-            assert state.num_known[slot] == request.num_tokens, f"slot {slot}: known tokens differ"
-            assert state.num_computed[slot] <= request.limit, f"slot {slot} is computed past its limit"
-            is_prefilling = bool(state.num_computed[slot] < state.prefill_end[slot])
-            assert is_draining or is_prefilling == (request in self._prefilling), f"slot {slot}: prefill state differs"
-            capacity = cache.num_slot_blocks[slot] * cache.block_tokens
-            assert is_draining or state.num_computed[slot] <= capacity, f"slot {slot} is computed past its blocks"
-        for request in self._requests.values():
-            assert request.slot or self._waits(request), f"request {request.request_id!r} is nowhere"
-        assert held or cache.num_free_blocks == cache.num_blocks, "blocks are held though nothing runs"
-
-    def _waits(self, request: Request) -> bool:
-        return request.request_id in self._queue or request.request_id in self._images
