@@ -91,6 +91,19 @@ def test_packed_experts_equal_the_reference(packs, experts, inner, hidden, limit
     assert golden.row_error(actual, expected) <= LIMIT
 
 
+@on_host
+@pytest.mark.parametrize("missing_bytes", [0, 2])
+def test_experts_are_kept_as_e4m3_too_where_a_layers_copies_have_room(packs, missing_bytes, monkeypatch):
+    copied = 3 * (2 + 2) * 2 * 2 * 8192  # bytes: experts, tiles of 128 rows of both, steps, groups
+    monkeypatch.setattr(moe, "COPY_SHARE", 0.5)
+    monkeypatch.setattr(moe, "memory_bytes", lambda device: 2 * copied - missing_bytes)
+    monkeypatch.setattr(moe, "widened", lambda chunks: chunks + 1)
+    prepared = moe.prepare_experts(weights_of(3, 64, 96))
+    for matrix in (prepared.gate_up, prepared.down):
+        assert matrix.chunks[..., 0].numel() * 8192 == copied / 2
+        assert torch.equal(matrix.copy, matrix.chunks + 1) if not missing_bytes else matrix.copy is None
+
+
 def test_groups_more_than_eleven_octaves_below_their_row_are_rounded():
     weights = weights_of(2, 32, 64, 0)
     for stack in (weights.w1, weights.w2, weights.w3):

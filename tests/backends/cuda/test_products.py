@@ -146,8 +146,28 @@ def test_products_of_experts_have_the_bits_of_triton(form, num_tokens, monkeypat
     assert torch.equal(found[places.of_pairs.long()], expected)
 
 
+@pytest.mark.parametrize(
+    ("has_copy", "num_pairs", "chosen"),
+    [(True, 256, "packed"), (True, 257, "copy"), (True, 4096, "copy"), (False, 2048, "packed"), (False, 2049, "made")],
+)
+def test_experts_with_many_pairs_are_multiplied_as_e4m3(has_copy, num_pairs, chosen, monkeypatch):
+    monkeypatch.setattr(products, "widened", lambda chunks: made)
+    made, chunks, copy = torch.ones(1), torch.zeros(3, 2, 2, 2, 4352, dtype=torch.uint8), torch.ones(2)
+    matrix = products.Packed(chunks, torch.ones(3, 256), 256, 256, copy if has_copy else None)
+    found = products.for_pairs(matrix, num_pairs)
+    assert found.chunks is {"packed": chunks, "copy": copy, "made": made}[chosen]
+    assert found.scale is matrix.scale
+
+
+def test_a_matrix_that_would_be_too_large_is_not_widened_at_use(monkeypatch):
+    monkeypatch.setattr(products, "WIDE_BYTES", 2 * 4352)
+    matrix = products.Packed(torch.zeros(1, 1, 1, 2, 4352, dtype=torch.uint8), torch.ones(1, 256), 128, 128)
+    assert products.for_pairs(matrix, 4096) is matrix
+
+
 @pair.on_device
-def test_widened_matrices_give_the_bits_of_packed_ones(monkeypatch):
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_widened_matrices_give_the_bits_of_packed_ones(is_kept, monkeypatch):
     codes = torch.randint(0, 256, (3, 304, 128), dtype=torch.uint8, device=pair.DEVICE)
     shifts = (torch.randint(0, 12, (3, 304, 8), device=pair.DEVICE) * 8).to(torch.uint8)
     packed = products.pack_e2m1(experts.Stack(codes, shifts, torch.ones(3, 304, device=pair.DEVICE), 256))
@@ -156,6 +176,7 @@ def test_widened_matrices_give_the_bits_of_packed_ones(monkeypatch):
     tokens = panels.quantise_panels(torch.randn(300, 256, device=pair.DEVICE).bfloat16(), 256, places)
     monkeypatch.setattr(products, "form_for", lambda *given: products.MANY)
     narrow = products.products(tokens, packed, places)
-    monkeypatch.setattr(products, "WIDE_PAIRS", 0)
-    wide = products.products(tokens, packed, places)
+    monkeypatch.setattr(products, "COPY_PAIRS" if is_kept else "WIDE_PAIRS", 0)
+    matrix = packed._replace(copy=products.widened(packed.chunks)) if is_kept else packed
+    wide = products.products(tokens, matrix, places)
     assert torch.equal(wide[places.of_pairs.long()], narrow[places.of_pairs.long()])

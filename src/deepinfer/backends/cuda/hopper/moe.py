@@ -18,14 +18,16 @@ from deepinfer.backends.cuda.hopper.linear import linear, matmul_in_pieces
 from deepinfer.backends.cuda.hopper.matrices import Matrix, prepare_matrix
 from deepinfer.backends.cuda.hopper.numbers import to_bf16
 from deepinfer.backends.cuda.hopper.panels import places_of, quantise_panels
-from deepinfer.backends.cuda.hopper.products import Packed, can_pack, pack_e2m1, products
+from deepinfer.backends.cuda.hopper.products import E4M3_CHUNK, Packed, can_pack, pack_e2m1, products, widened
 from deepinfer.backends.cuda.hopper.quant import Rows, quantise
 from deepinfer.backends.cuda.hopper.sizes import cdiv, next_power_of_2
 from deepinfer.backends.cuda.hopper.swiglu import swiglu, swiglu_panels
+from deepinfer.backends.cuda.native import memory_bytes
 from deepinfer.ops.reference.shapes import expect, require
 from deepinfer.ops.weights import ExpertWeights, RouterWeights
 
 SCORINGS = ("sqrtsoftplus", "softmax", "sigmoid")
+COPY_SHARE = 1 / 400  # of a card's memory, that a layer's copies as e4m3 may take: a tenth for 40 layers
 PIECES, PIECE_WIDTH = 4, 128  # of the router's width: they are multiples of the latter, or there is one
 
 
@@ -149,66 +151,78 @@ def _logits(x: Tensor, matrix: Matrix) -> Tensor:
 
 
 def prepare_experts(experts: ExpertWeights) -> Experts:
-    """Pack routed experts; w1 and w3 become one product."""
+    """Pack routed experts, and keep them as e4m3 too if a layer's copies fit; w1 and w3 become one product."""
     w1, w3, down = prepare_stack(experts.w1), prepare_stack(experts.w3), prepare_stack(experts.w2)
     gate_up = Stack(
         torch.cat([w1.codes, w3.codes], dim=1), torch.cat([w1.shifts, w3.shifts], dim=1),
         torch.cat([w1.scale, w3.scale], dim=1), w1.width,
     )  # fmt: skip
-    if all(can_pack(stack.num_rows, len(stack.codes), stack.codes.device) for stack in (gate_up, down)):
-        return Experts(pack_e2m1(gate_up), pack_e2m1(down), experts.limit)
-    return Experts(gate_up, down, experts.limit)
+    stacks = gate_up, down
+    if not all(can_pack(stack.num_rows, len(stack.codes), stack.codes.device) for stack in stacks):
+        return Experts(gate_up, down, experts.limit)
+    packed = [pack_e2m1(stack) for stack in stacks]
+    copied_bytes = sum(E4M3_CHUNK * matrix.chunks[..., 0].numel() for matrix in packed)
+    if copied_bytes <= COPY_SHARE * memory_bytes(gate_up.codes.device):
+        packed = [matrix._replace(copy=widened(matrix.chunks)) for matrix in packed]
+    return Experts(packed[0], packed[1], experts.limit)
 
 
 @triton.jit
 def combine_kernel(
-    pairs, of_pairs, out, WIDTH: tl.constexpr, ACTIVE: tl.constexpr, TILE: tl.constexpr, HAS_PLACES: tl.constexpr
-):
+    pairs, of_pairs, own, out, WIDTH: tl.constexpr, ACTIVE: tl.constexpr, TILE: tl.constexpr,
+    HAS_PLACES: tl.constexpr, HAS_OWN: tl.constexpr,
+):  # fmt: skip
+    """Sum of a token's pairs in their order and, if it has one, of its shared expert, which is rounded to bf16."""
     begin()
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    at = token * WIDTH + column
     total = tl.zeros([TILE], tl.float32)
     for active in tl.static_range(ACTIVE):
         pair = token * ACTIVE + active
         if HAS_PLACES:
             pair = tl.load(of_pairs + pair).to(tl.int64)
         total += tl.load(pairs + pair * WIDTH + column, mask=column < WIDTH, other=0.0).to(tl.float32)
-    tl.store(out + token * WIDTH + column, total, mask=column < WIDTH)
+    if HAS_OWN:
+        total = to_bf16(total + tl.load(own + at, mask=column < WIDTH, other=0.0).to(tl.float32))
+    tl.store(out + at, total, mask=column < WIDTH)
 
 
 def experts(x: Tensor, chosen: Tensor, share: Tensor, experts: Experts) -> Tensor:
     """Sum over the chosen experts, best first: x [T, H] bf16, chosen and share [T, k] -> [T, H] float32."""
-    hidden = experts.down.num_rows
+    return combined(*pairs_of(x, chosen, share, experts), chosen.shape, None)
+
+
+def pairs_of(x: Tensor, chosen: Tensor, share: Tensor, experts: Experts) -> tuple[Tensor, Tensor | None]:
+    """What each chosen expert adds [pairs, H] bf16, and the pairs' places among these, None = in their order."""
     expect("x", x, (None, experts.gate_up.width), torch.bfloat16)
     expect("chosen", chosen, (len(x), None), torch.int32)
     expect("share", share, tuple(chosen.shape), torch.float32)
-    num_tokens, k = chosen.shape
-    out = torch.empty(num_tokens, hidden, device=x.device)
-    if not num_tokens:
-        return out
-    chosen, share, of_pairs = chosen.contiguous(), share.contiguous(), None
+    chosen, share = chosen.contiguous(), share.contiguous()
+    if not len(x):
+        return x.new_empty(0, experts.down.num_rows), None
     if isinstance(experts.gate_up, Packed) and isinstance(experts.down, Packed):
         places = places_of(chosen, len(experts.gate_up.chunks))
         both = products(quantise_panels(x, experts.gate_up.padded_width, places), experts.gate_up, places)
         inner = swiglu_panels(both, share, experts.limit, experts.down.padded_width, places)
-        pairs, of_pairs = products(inner, experts.down, places), places.of_pairs
-    else:
-        assert isinstance(experts.gate_up, Stack) and isinstance(experts.down, Stack), "both are packed, or none is"
-        order, ends = ordered(chosen, len(experts.gate_up.codes))
-        both = expert_matmul(quantise(x), experts.gate_up, order, ends, k)
-        pairs = expert_matmul(swiglu(both, share, experts.limit), experts.down, order, ends, 1)
-    tile = min(1024, next_power_of_2(hidden))
-    combine_kernel[(num_tokens, cdiv(hidden, tile))](
-        pairs,
-        pairs if of_pairs is None else of_pairs,
-        out,
-        hidden,
-        k,
-        tile,
-        of_pairs is not None,
-        num_warps=4,
-        launch_pdl=True,
-    )
+        return products(inner, experts.down, places), places.of_pairs
+    assert isinstance(experts.gate_up, Stack) and isinstance(experts.down, Stack), "both are packed, or none is"
+    order, ends = ordered(chosen, len(experts.gate_up.codes))
+    both = expert_matmul(quantise(x), experts.gate_up, order, ends, chosen.shape[1])
+    return expert_matmul(swiglu(both, share, experts.limit), experts.down, order, ends, 1), None
+
+
+def combined(pairs: Tensor, of_pairs: Tensor | None, shape: torch.Size, own: Tensor | None) -> Tensor:
+    """Sums of pairs by token [T, H] float32, or bf16 with `own` [T, H] bf16; shape: [T, k]."""
+    (num_tokens, k), width = shape, pairs.shape[1]
+    dtype = torch.float32 if own is None else torch.bfloat16
+    out = torch.empty(num_tokens, width, dtype=dtype, device=pairs.device)
+    tile = min(1024, next_power_of_2(width))
+    if num_tokens:
+        combine_kernel[(num_tokens, cdiv(width, tile))](
+            pairs, pairs if of_pairs is None else of_pairs, pairs if own is None else own, out,
+            width, k, tile, of_pairs is not None, own is not None, num_warps=4, launch_pdl=True,
+        )  # fmt: skip
     return out
 
 
@@ -231,14 +245,18 @@ def shared_expert(x: Tensor, routed: Tensor, expert: SharedExpert) -> Tensor:
     """routed + w2(swiglu(w1 x, w3 x)): x [T, H] bf16, routed [T, H] float32 -> [T, H] bf16."""
     expect("x", x, (None, None), torch.bfloat16)
     expect("routed", routed, tuple(x.shape), torch.float32)
-    both, down = linear(x, expert.gate_up), expert.down
-    if isinstance(down.rows, Packed):
-        own = linear(swiglu_panels(both, None, expert.limit, down.rows.padded_width), down)
-    else:
-        own = linear(swiglu(both, None, expert.limit), down)
+    own = own_of(x, expert)
     out = torch.empty_like(own)
     if own.numel():
         add_kernel[(cdiv(own.numel(), 1024),)](
             routed.contiguous(), own, out, own.numel(), 1024, num_warps=4, launch_pdl=True
         )
     return out
+
+
+def own_of(x: Tensor, expert: SharedExpert) -> Tensor:
+    """What the shared expert adds [T, H] bf16."""
+    both, down = linear(x, expert.gate_up), expert.down
+    if isinstance(down.rows, Packed):
+        return linear(swiglu_panels(both, None, expert.limit, down.rows.padded_width), down)
+    return linear(swiglu(both, None, expert.limit), down)

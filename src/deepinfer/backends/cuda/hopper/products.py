@@ -23,7 +23,8 @@ FEW_SOURCE = SOURCE.with_name("few_products.cu")
 WIDTH_TILE, ROW_TILE = 256, 256  # to which matrices are padded
 E4M3_CHUNK, E2M1_CHUNK = 8192, 4352  # bytes of 64 rows of a step
 MAX_EXPERTS = 512
-WIDE_PAIRS, WIDE_BYTES = 2048, 1 << 30  # pairs an expert above which e2m1 is widened once, into as many bytes at most
+COPY_PAIRS = 256  # of an expert, above which a copy as e4m3 takes less time than e2m1
+WIDE_PAIRS, WIDE_BYTES = 2048, 1 << 30  # above which it is worth making, where none is kept, of as many bytes at most
 
 
 class Form(NamedTuple):
@@ -46,13 +47,14 @@ class Packed(NamedTuple):
     """One matrix or one of every expert.
 
     chunks [E, padded rows / 128, steps, 2, chunk] uint8. scale [E, padded rows] float32. Rows and columns are padded
-    to multiples of 256; width: columns before.
+    to multiples of 256; width: columns before. copy: the chunks of e2m1 once more as e4m3, None = not kept.
     """
 
     chunks: Tensor
     scale: Tensor
     num_rows: int
     width: int
+    copy: Tensor | None = None
 
     @property
     def padded_width(self) -> int:
@@ -125,9 +127,8 @@ def products(panels: Panels, matrix: Packed, places: Places | None = None) -> Te
     if not num_tokens:
         return out
     blocks, form = num_multiprocessors(device), form_for(matrix, panels, places)
-    is_wide = places and len(places.of_pairs) > WIDE_PAIRS * num_experts and form is MANY
-    if is_wide and matrix.chunks.numel() * 2 <= WIDE_BYTES:
-        matrix = widened(matrix)
+    if places and form is MANY:
+        matrix = for_pairs(matrix, len(places.of_pairs) / num_experts)
     kernel = kernel_for(matrix.chunks.shape[-1], form, device)
     assert kernel is not None, "matrices are packed only where the kernel is"
     begins, ends = (places.begins, places.ends) if places else (None, None)
@@ -139,17 +140,21 @@ def products(panels: Panels, matrix: Packed, places: Places | None = None) -> Te
     return out
 
 
-def widened(matrix: Packed) -> Packed:
-    """The same numbers as e4m3; their products have the same bits, and take less time than widening where used."""
-    *shape, chunk = matrix.chunks.shape
-    if chunk == E4M3_CHUNK:
-        return matrix
-    device = matrix.chunks.device
-    kernel = widening_for(device)
+def for_pairs(matrix: Packed, num_pairs: float) -> Packed:
+    """Experts in the format whose products take the least time with as many pairs each; their bits are the same."""
+    if matrix.copy is not None:
+        return matrix._replace(chunks=matrix.copy) if num_pairs > COPY_PAIRS else matrix
+    is_worth_it = num_pairs > WIDE_PAIRS and 2 * matrix.chunks.numel() <= WIDE_BYTES
+    return matrix._replace(chunks=widened(matrix.chunks)) if is_worth_it else matrix
+
+
+def widened(chunks: Tensor) -> Tensor:
+    """The same numbers as e4m3."""
+    shape, kernel = chunks.shape[:-1], widening_for(chunks.device)
     assert kernel is not None, "matrices are packed only where the kernel is"
-    chunks = torch.empty(*shape, E4M3_CHUNK, dtype=torch.uint8, device=device)
-    kernel.launch((math.prod(shape), 1, 1), (matrix.chunks, chunks))
-    return matrix._replace(chunks=chunks)
+    wide = torch.empty(*shape, E4M3_CHUNK, dtype=torch.uint8, device=chunks.device)
+    kernel.launch((math.prod(shape), 1, 1), (chunks, wide))
+    return wide
 
 
 def form_for(matrix: Packed, panels: Panels, places: Places | None) -> Form:
