@@ -7,9 +7,7 @@ import torch
 
 from deepinfer.errors import ConfigError
 from deepinfer.ops.reference.build import reference_ops
-from deepinfer.ops.table import OP_NAMES, build
-
-WHOLES = ("prepare_layers", "run_layers", "prepare_model", "run_model")
+from deepinfer.ops.table import OP_NAMES, WHOLES, build
 
 
 @pytest.mark.parametrize("precision", ["exact", "float32", "fast"])

@@ -124,8 +124,8 @@ def leave_layer(ops: Ops, layer: BoundLayer, entered: Entered, inputs: LayerInpu
     streams = ops.hyper_leave(entered.streams, output, entered.mix)
     x, mix = ops.hyper_enter(streams, entered.mix.pre, parts.expert_hyper)
     chosen, share = ops.route(x, inputs.is_image, parts.router)
-    routed = ops.experts(x, chosen, share, parts.experts)
-    streams = ops.hyper_leave(streams, ops.shared_expert(x, routed, parts.shared_expert), mix)
+    output = ops.run_experts(x, chosen, share, parts.experts, parts.shared_expert)
+    streams = ops.hyper_leave(streams, output, mix)
     return LayerState(streams, mix.pre, selection)
 
 

@@ -223,6 +223,15 @@ class Ops:
         """routed + w2(swiglu(w1 x, w3 x)): [T, H]."""
         raise NotImplementedError
 
+    def run_experts(
+        self, x: Tensor, chosen: Tensor, share: Tensor, experts: Prepared, shared_expert: Prepared
+    ) -> Tensor:
+        """`shared_expert` of x and of what `experts` gives: [T, H].
+
+        A backend may run both as one op, of what their prepare ops made.
+        """
+        raise NotImplementedError
+
     # -- engram
 
     def prepare_ngrams(self, spec: NgramSpec) -> Prepared:
@@ -400,7 +409,7 @@ PAIRS: Mapping[str, tuple[str, ...]] = {
     "prepare_model": ("run_model",),
 }
 OP_NAMES = tuple(name for name, value in vars(Ops).items() if inspect.isfunction(value) and not name.startswith("_"))
-WHOLES = ("prepare_layers", "run_layers", "prepare_model", "run_model")
+WHOLES = ("run_experts", "prepare_layers", "run_layers", "prepare_model", "run_model")
 AROUND_LAYERS = ("embed", "head", "ngram_rows", "store_tokens", "best_tokens")  # in a whole model
 OUTSIDE_LAYERS = (
     *AROUND_LAYERS, "read_tokens", "write_tokens", "read_table", "best_logprobs", "draw", "main_rows", "draft_main",
@@ -414,7 +423,8 @@ def build(layers: Mapping[str, Mapping[str, Callable[..., Any]]]) -> Ops:
     layers: origin -> {op name: function}, as in {"reference": {...}, "cpu": {...}}.
     Raises ValueError for a name that is no op, a signature that differs from the specification,
     an op that nobody implements, and an op taken from another set than its `prepare_*`.
-    Whole layers and models are composed of the table's ops unless the set that has an op for them has all of those.
+    Whole layers, models and pairs of experts and shared expert are composed of the table's ops unless the set that
+    has an op for them has all of those.
     """
     ops, chosen = Ops(), {}
     for origin, functions in ({"composed": _composed(ops)} | dict(layers)).items():
@@ -422,10 +432,13 @@ def build(layers: Mapping[str, Mapping[str, Callable[..., Any]]]) -> Ops:
             _check_signature(origin, name, function)
             chosen[name] = (origin, function)
     inner = [name for name in chosen if not name.startswith("prepare") and name not in OUTSIDE_LAYERS]
-    for whole, parts in (("layers", inner), ("model", [*AROUND_LAYERS, "run_layers"])):
-        if {chosen[name][0] for name in parts if name in chosen} != {chosen[f"run_{whole}"][0]}:
-            for name in (f"prepare_{whole}", f"run_{whole}"):
-                chosen[name] = "composed", _composed(ops)[name]
+    for wholes, parts in (
+        (("run_experts",), ["experts", "shared_expert"]),
+        (("run_layers", "prepare_layers"), inner),
+        (("run_model", "prepare_model"), [*AROUND_LAYERS, "run_layers"]),
+    ):
+        if {chosen[name][0] for name in parts if name in chosen} != {chosen[wholes[0]][0]}:
+            chosen |= {name: ("composed", _composed(ops)[name]) for name in wholes}
     missing = [name for name in OP_NAMES if name not in chosen]
     if missing:
         raise ValueError(f"no implementation of {', '.join(missing)}")
@@ -448,7 +461,10 @@ def one_by_one(ops: Ops) -> Ops:
 
 
 def _composed(ops: Ops) -> dict[str, Callable[..., Any]]:
-    """Layers and models as calls of the table's other ops."""
+    """Experts, layers and models as calls of the table's other ops."""
+
+    def run_experts(x: Tensor, chosen: Tensor, share: Tensor, experts: Prepared, shared_expert: Prepared) -> Tensor:
+        return ops.shared_expert(x, ops.experts(x, chosen, share, experts), shared_expert)
 
     def prepare_layers(layers: Sequence[BoundLayer]) -> tuple[BoundLayer, ...]:
         return tuple(layers)
@@ -457,6 +473,7 @@ def _composed(ops: Ops) -> dict[str, Callable[..., Any]]:
         return replace(parts, layers=ops.prepare_layers(parts.layers))
 
     return {
+        "run_experts": run_experts,
         "prepare_layers": prepare_layers,
         "run_layers": partial(composed_layers.run_layers, ops),
         "prepare_model": prepare_model,

@@ -8,9 +8,11 @@ of accepted drafts; nothing is exchanged between ranks, and no rank waits for an
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import statistics
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,16 +83,15 @@ class Rank:
         self.num_drafts, self.tokens_per_step = num_drafts, 1 + acceptance * num_drafts
         device = torch.device("cuda")
         ops = load_ops(ModelOptions(device="cuda"))
-        keep_share(ops)
+        keep_share(ops, num_ranks)
         self._clock = OpClock(device)
-        ops, self._clock.is_on = self._clock.around(ops), False
         source = RankWeights(catalogue(self.config), num_ranks, device)
-        model = Model(self.config, ops, ModelWeights(source, self.config, None, device), drafts=True)
+        self._model = Model(self.config, ops, ModelWeights(source, self.config, None, device), drafts=True)
         layout = cache_layout(self.config, num_drafts)
         columns = -(-context // layout.block_tokens)
         pools = CachePools(layout, num_requests * columns, num_requests, device)
         fill(pools, self.config.vocab_size)
-        bound = model.bind(pools)
+        bound = self._model.bind(pools)
         builder = BatchBuilder(ops, num_requests, columns, layout.block_tokens, bound.token_ring, bound.window)
         order = 1 + torch.randperm(num_requests * columns, device=device).int()
         builder.block_table[1:] = order.view(num_requests, columns)
@@ -130,10 +131,9 @@ class Rank:
         plan.setups = [_setup(int(slot), length) for slot in slots]
         wall, host = self._steps(plan, WARM_STEPS, repeats)
         work = Work(num_requests, num_tokens, num_requests * min(length, KEPT_TOKENS), num_requests, length)
-        self._clock.clear()
-        self._clock.is_on = True
-        self._runner.compute(plan, Lines.of(plan), feeds_draft=True)
-        self._clock.is_on = False
+        with self._timed():
+            self._clock.clear()
+            self._runner.compute(plan, Lines.of(plan), feeds_draft=True)
         return self._case("prefill", plan, work, wall, host, self._clock.take_ops(), num_tokens)
 
     def _steps(self, plan: StepPlan, warm: int, repeats: int) -> tuple[list[float], list[float]]:
@@ -162,12 +162,21 @@ class Rank:
             self._clock.clear()
             model.compute(padded_batch(shape, numbers, builder), shape.num_tokens)
 
-        self._clock.is_on = True
-        replay = CudaRecorder().record(step)
-        self._clock.is_on = False
+        with self._timed():
+            replay = CudaRecorder().record(step)
         for _ in range(3):
             replay()
         return self._clock.take_ops()
+
+    @contextlib.contextmanager
+    def _timed(self) -> Iterator[None]:
+        """The model calls its ops one by one, behind the clock."""
+        ops = self._model.ops
+        self._model.ops = self._clock.around(ops)
+        try:
+            yield
+        finally:
+            self._model.ops = ops
 
     def _case(
         self,

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from deepinfer.ops.table import Ops
-from deepinfer.ops.weights import EngramWeights, ExpertWeights
+from deepinfer.ops.weights import EngramWeights, RouterWeights
 
 
 @dataclass(frozen=True)
@@ -19,15 +19,16 @@ class Share:
     count: int
 
 
-def keep_share(ops: Ops) -> None:
-    """Let the table's ops take any expert or table row for the one at its number modulo those that are here."""
-    given = {name: getattr(ops, name) for name in ("prepare_experts", "experts", "prepare_engram", "engram")}
+def keep_share(ops: Ops, num_ranks: int) -> None:
+    """Let the table's ops take any expert or table row for the one at its number modulo those that a rank has."""
+    given = {name: getattr(ops, name) for name in ("prepare_router", "route", "prepare_engram", "engram")}
 
-    def prepare_experts(experts: ExpertWeights) -> Share:
-        return Share(given["prepare_experts"](experts), len(experts.w1.value))
+    def prepare_router(router: RouterWeights) -> Share:
+        return Share(given["prepare_router"](router), -(-len(router.bias.value) // num_ranks))
 
-    def experts(x: Tensor, chosen: Tensor, share: Tensor, experts: Share) -> Any:
-        return given["experts"](x, chosen % experts.count, share, experts.prepared)
+    def route(x: Tensor, is_image: Tensor | None, router: Share) -> tuple[Tensor, Tensor]:
+        chosen, share = given["route"](x, is_image, router.prepared)
+        return chosen % router.count, share
 
     def prepare_engram(engram: EngramWeights) -> Share:
         return Share(given["prepare_engram"](engram), len(engram.table.value))
@@ -35,5 +36,5 @@ def keep_share(ops: Ops) -> None:
     def engram(streams: Tensor, rows: Tensor, is_image: Tensor | None, engram: Share) -> Any:
         return given["engram"](streams, rows % engram.count, is_image, engram.prepared)
 
-    for function in (prepare_experts, experts, prepare_engram, engram):
+    for function in (prepare_router, route, prepare_engram, engram):
         setattr(ops, function.__name__, function)

@@ -161,6 +161,37 @@ def test_a_packed_shared_expert_equals_the_reference(packs, tokens):
     assert tokens == 0 or golden.row_error(pair.wide(actual), expected) <= LIMIT
 
 
+def run_experts(tokens: int):
+    """A call of `run_experts` and its arguments."""
+    ours, random = pair.hopper(), torch.Generator().manual_seed(0)
+    experts = ours.prepare_experts(pair.placed(golden.experts(4)))
+    shared = ours.prepare_shared_expert(pair.placed(golden.shared_expert(4)))
+    chosen = torch.randint(0, golden.experts(4).w1.value.shape[0], (tokens, 2), generator=random).int()
+    share = torch.rand(tokens, 2, generator=random)
+    return ours, (pair.narrow(inputs(tokens)), pair.placed(chosen), pair.placed(share), experts, shared)
+
+
+def test_experts_and_the_shared_one_together_have_the_bits_of_one_after_the_other():
+    for tokens in (0, 7):
+        ours, (x, chosen, share, experts, shared) = run_experts(tokens)
+        together = ours.run_experts(x, chosen, share, experts, shared)
+        assert torch.equal(together, ours.shared_expert(x, ours.experts(x, chosen, share, experts), shared))
+
+
+@pair.on_device
+@pytest.mark.parametrize("tokens", [1, 7, 300])
+def test_captured_experts_beside_the_shared_one_have_the_bits_of_eager_ones(tokens):
+    ours, given = run_experts(tokens)
+    expected, graph = ours.run_experts(*given), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(4):  # memory of one is used again by the next
+            found = ours.run_experts(*given)
+    for _ in range(10):
+        found.zero_()
+        graph.replay()
+        assert torch.equal(found, expected)
+
+
 def test_no_tokens_give_no_rows_and_plain_weights_are_refused():
     actual, expected = both(
         weights_of(2, 32, 64), inputs(0, 64), torch.empty(0, 1, dtype=torch.int32), torch.empty(0, 1)

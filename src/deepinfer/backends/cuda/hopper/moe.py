@@ -13,11 +13,12 @@ import triton.language as tl
 from torch import Tensor
 
 from deepinfer.backends.cuda.hopper.begin import begin
+from deepinfer.backends.cuda.hopper.beside import beside
 from deepinfer.backends.cuda.hopper.experts import Stack, expert_matmul, ordered, prepare_stack
 from deepinfer.backends.cuda.hopper.linear import linear, matmul_in_pieces
 from deepinfer.backends.cuda.hopper.matrices import Matrix, prepare_matrix
 from deepinfer.backends.cuda.hopper.numbers import to_bf16
-from deepinfer.backends.cuda.hopper.panels import places_of, quantise_panels
+from deepinfer.backends.cuda.hopper.panels import Panels, Places, places_of, quantise_panels
 from deepinfer.backends.cuda.hopper.products import E4M3_CHUNK, Packed, can_pack, pack_e2m1, products, widened
 from deepinfer.backends.cuda.hopper.quant import Rows, quantise
 from deepinfer.backends.cuda.hopper.sizes import cdiv, next_power_of_2
@@ -52,6 +53,10 @@ class Experts:
     gate_up: Stack | Packed
     down: Stack | Packed
     limit: float
+
+
+# Rounded tokens and where each expert's lie: places in panels, or the order of pairs and where each expert's end.
+ByExpert = tuple[Panels, Places] | tuple[Rows, tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -190,33 +195,46 @@ def combine_kernel(
 
 def experts(x: Tensor, chosen: Tensor, share: Tensor, experts: Experts) -> Tensor:
     """Sum over the chosen experts, best first: x [T, H] bf16, chosen and share [T, k] -> [T, H] float32."""
-    return combined(*pairs_of(x, chosen, share, experts), chosen.shape, None)
+    return _combined(*_pairs(_by_expert(x, chosen, share, experts), share, experts), share.shape, None)
 
 
-def pairs_of(x: Tensor, chosen: Tensor, share: Tensor, experts: Experts) -> tuple[Tensor, Tensor | None]:
-    """What each chosen expert adds [pairs, H] bf16, and the pairs' places among these, None = in their order."""
+def run_experts(x: Tensor, chosen: Tensor, share: Tensor, experts: Experts, shared_expert: SharedExpert) -> Tensor:
+    """Routed experts and, beside them, the shared one: x [T, H] bf16, chosen and share [T, k] -> [T, H] bf16."""
+    tokens = _by_expert(x, chosen, share, experts)
+    own = beside(lambda: _own(x, shared_expert))
+    pairs, of_pairs = _pairs(tokens, share, experts)
+    return _combined(pairs, of_pairs, share.shape, own())
+
+
+def _by_expert(x: Tensor, chosen: Tensor, share: Tensor, experts: Experts) -> ByExpert:
+    """Rounded tokens, and where those of each expert lie."""
     expect("x", x, (None, experts.gate_up.width), torch.bfloat16)
     expect("chosen", chosen, (len(x), None), torch.int32)
     expect("share", share, tuple(chosen.shape), torch.float32)
-    chosen, share = chosen.contiguous(), share.contiguous()
-    if not len(x):
-        return x.new_empty(0, experts.down.num_rows), None
-    if isinstance(experts.gate_up, Packed) and isinstance(experts.down, Packed):
+    chosen = chosen.contiguous()
+    if isinstance(experts.gate_up, Packed):
         places = places_of(chosen, len(experts.gate_up.chunks))
-        both = products(quantise_panels(x, experts.gate_up.padded_width, places), experts.gate_up, places)
-        inner = swiglu_panels(both, share, experts.limit, experts.down.padded_width, places)
-        return products(inner, experts.down, places), places.of_pairs
-    assert isinstance(experts.gate_up, Stack) and isinstance(experts.down, Stack), "both are packed, or none is"
-    order, ends = ordered(chosen, len(experts.gate_up.codes))
-    both = expert_matmul(quantise(x), experts.gate_up, order, ends, chosen.shape[1])
-    return expert_matmul(swiglu(both, share, experts.limit), experts.down, order, ends, 1), None
+        return quantise_panels(x, experts.gate_up.padded_width, places), places
+    return quantise(x), ordered(chosen, len(experts.gate_up.codes))
 
 
-def combined(pairs: Tensor, of_pairs: Tensor | None, shape: torch.Size, own: Tensor | None) -> Tensor:
-    """Sums of pairs by token [T, H] float32, or bf16 with `own` [T, H] bf16; shape: [T, k]."""
+def _pairs(tokens: ByExpert, share: Tensor, experts: Experts) -> tuple[Tensor, Tensor | None]:
+    """What each chosen expert adds [pairs, H] bf16, and the places of [T * k] pairs there, None = in their order."""
+    share, (rows, places), (gate_up, down) = share.contiguous(), tokens, (experts.gate_up, experts.down)
+    if isinstance(places, Places):
+        assert isinstance(rows, Panels) and isinstance(gate_up, Packed) and isinstance(down, Packed)
+        both = products(rows, gate_up, places)
+        inner = swiglu_panels(both, share, experts.limit, down.padded_width, places)
+        return products(inner, down, places), places.of_pairs
+    assert isinstance(rows, Rows) and isinstance(gate_up, Stack) and isinstance(down, Stack)
+    both = expert_matmul(rows, gate_up, *places, share.shape[1])
+    return expert_matmul(swiglu(both, share, experts.limit), down, *places, 1), None
+
+
+def _combined(pairs: Tensor, of_pairs: Tensor | None, shape: torch.Size, own: Tensor | None) -> Tensor:
+    """Sums of pairs [n, H] by token [T, H] float32, or with `own` [T, H] bf16 as bf16; shape: [T, k]."""
     (num_tokens, k), width = shape, pairs.shape[1]
-    dtype = torch.float32 if own is None else torch.bfloat16
-    out = torch.empty(num_tokens, width, dtype=dtype, device=pairs.device)
+    out = pairs.new_empty(num_tokens, width, dtype=torch.float32 if own is None else torch.bfloat16)
     tile = min(1024, next_power_of_2(width))
     if num_tokens:
         combine_kernel[(num_tokens, cdiv(width, tile))](
@@ -232,29 +250,14 @@ def prepare_shared_expert(expert: ExpertWeights) -> SharedExpert:
     return SharedExpert(prepare_matrix(expert.w1, expert.w3), prepare_matrix(expert.w2), expert.limit)
 
 
-@triton.jit
-def add_kernel(a, b, out, num_numbers, TILE: tl.constexpr):
-    begin()
-    at = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
-    is_here = at < num_numbers
-    total = tl.load(a + at, mask=is_here) + tl.load(b + at, mask=is_here).to(tl.float32)
-    tl.store(out + at, to_bf16(total), mask=is_here)
-
-
 def shared_expert(x: Tensor, routed: Tensor, expert: SharedExpert) -> Tensor:
     """routed + w2(swiglu(w1 x, w3 x)): x [T, H] bf16, routed [T, H] float32 -> [T, H] bf16."""
     expect("x", x, (None, None), torch.bfloat16)
     expect("routed", routed, tuple(x.shape), torch.float32)
-    own = own_of(x, expert)
-    out = torch.empty_like(own)
-    if own.numel():
-        add_kernel[(cdiv(own.numel(), 1024),)](
-            routed.contiguous(), own, out, own.numel(), 1024, num_warps=4, launch_pdl=True
-        )
-    return out
+    return _combined(routed.contiguous(), None, torch.Size((len(x), 1)), _own(x, expert))
 
 
-def own_of(x: Tensor, expert: SharedExpert) -> Tensor:
+def _own(x: Tensor, expert: SharedExpert) -> Tensor:
     """What the shared expert adds [T, H] bf16."""
     both, down = linear(x, expert.gate_up), expert.down
     if isinstance(down.rows, Packed):

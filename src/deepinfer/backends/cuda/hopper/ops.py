@@ -48,6 +48,7 @@ FUNCTIONS: tuple[Callable[..., Any], ...] = (
     moe.experts,
     moe.prepare_shared_expert,
     moe.shared_expert,
+    moe.run_experts,
     ngrams.prepare_ngrams,
     ngrams.ngram_rows,
     engram.prepare_engram,

@@ -23,8 +23,8 @@ FEW_SOURCE = SOURCE.with_name("few_products.cu")
 WIDTH_TILE, ROW_TILE = 256, 256  # to which matrices are padded
 E4M3_CHUNK, E2M1_CHUNK = 8192, 4352  # bytes of 64 rows of a step
 MAX_EXPERTS = 512
-COPY_PAIRS = 256  # of an expert, above which a copy as e4m3 takes less time than e2m1
-WIDE_PAIRS, WIDE_BYTES = 2048, 1 << 30  # above which it is worth making, where none is kept, of as many bytes at most
+COPY_PAIRS = TOKEN_TILE  # of an expert, above which it is read more than once, and as e4m3 takes less time than as e2m1
+WIDE_PAIRS, WIDE_BYTES = 2048, 1 << 30  # above which e4m3 is worth making, if not kept, in as many bytes at most
 
 
 class Form(NamedTuple):
