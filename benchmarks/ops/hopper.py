@@ -356,7 +356,7 @@ class Bench:
         return [whole, some]
 
     def moe(self, t: int) -> list[Case]:
-        if not self.wants("experts") and not self.wants("route") and not self.wants("shared"):
+        if not any(self.wants(name) for name in ("route", "experts", "shared_expert", "run_experts")):
             return []
         x = normal(t, HIDDEN)
         router = RouterWeights(plain(384, HIDDEN), numbers(384), numbers(384), ACTIVE, "sqrtsoftplus", True, 1.5, 1.0)
@@ -378,6 +378,9 @@ class Bench:
                  size + t * HIDDEN * 6, fp8=2.0 * t * ACTIVE * 3 * HIDDEN * INNER),
             Case("shared_expert", t, shared, lambda w: self.ours.shared_expert(x, added, w),
                  3 * HIDDEN * INNER + t * HIDDEN * 8, fp8=2.0 * t * 3 * HIDDEN * INNER),
+            Case("run_experts", t, list(zip(routed, shared, strict=False)),
+                 lambda w: self.ours.run_experts(x, local, share, *w),
+                 size + 3 * HIDDEN * INNER + t * HIDDEN * 4, fp8=2.0 * t * (ACTIVE + 1) * 3 * HIDDEN * INNER),
         ]  # fmt: skip
         cases[0].error = self.check("route", "prepare_router", [x[:8], None])
         cases[1].error = self.check("experts", "prepare_experts", [x[:8], local[:8], share[:8]])

@@ -56,7 +56,7 @@ class Case:
     """What was measured for one kind of step; times in milliseconds, the median of the repeats and their range.
 
     num_tokens: that pass the model. forward_ms: on the device, drafting and sampling left out; host_ms: until the
-    step's kernels are queued. ops, floors: by op, of the forward pass alone.
+    step's kernels are queued. ops, floors: by op, of the forward pass alone, the ops called one by one.
     """
 
     kind: str
