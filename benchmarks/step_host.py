@@ -7,8 +7,9 @@ only Python, numpy and the calls into torch count. Each such call would be a cop
 host some 5 us more, so their number is told too. Every request drafts 3 tokens and checks them all.
 
 forward: from the plan until its graph is launched; it is hidden behind the drafts of the step before where all are
-checked. between: from the arrival of the tokens until the drafts' graph is launched, which a device waits for.
-rest: what is done while the step or the drafts are computed. Milliseconds, medians.
+checked. between: from the arrival of the tokens until the drafts' graph is launched, which a device waits for; nothing
+where the drafts follow the step without the host. rest: what is done while the step or the drafts are computed.
+Milliseconds, medians.
 """
 
 from __future__ import annotations
@@ -149,7 +150,7 @@ def measure(num_rows: int, num_steps: int, policy: DraftPolicy, temperature: flo
         queued = time.perf_counter()
         runner.sample(forwarded)
         end = time.perf_counter()
-        between = recorder.replayed - arrived[0]
+        between = max(0.0, recorder.replayed - arrived[0])
         if step >= WARM:
             times.append((queued - start, between, end - queued - between))
     with Calls() as first:  # type: ignore[no-untyped-call]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -74,6 +75,11 @@ class Drafts:
         tokens, signs = self._head.draft(self._builder.int64(rows.newest), batch, keys)
         self._builder.store_ahead(tokens, batch)
         return tokens, signs
+
+    def follow(self, rows: DraftRows, draws: PlainDraws, verify: Callable[[], Tensor]) -> tuple[Tensor, Tensor] | None:
+        """`draft` for rows whose newest tokens and starts the device alone knows: `verify` queues what finds them
+        [2, n or more] int32. None: nothing was queued, they have to be told."""
+        return None
 
     def store(self, rows: DraftRows, tokens: Tensor) -> None:
         """Leave drafts [n, places] in the token ring, where the next step looks for them."""

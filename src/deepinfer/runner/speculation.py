@@ -12,13 +12,14 @@ from torch import Tensor
 
 from deepinfer.config.engine import DraftAcceptance
 from deepinfer.messages import Bool, DraftCounts, Int32, SlotSetup, StepPlan, StepResult
+from deepinfer.ops.batch import TokenBatch
 from deepinfer.ops.transfer import Arrival, Moment
 from deepinfer.runner.batch import BatchBuilder
 from deepinfer.runner.drafts import DraftRows, Drafts
 from deepinfer.runner.lines import Lines
 from deepinfer.sampling.before import Before
 from deepinfer.sampling.rejection import DRAFT_NOISE, Proposed
-from deepinfer.sampling.sampler import Sampler
+from deepinfer.sampling.sampler import Sampled, Sampler
 from deepinfer.speculate.calibration import Signs
 from deepinfer.speculate.policy import DraftPolicy
 from deepinfer.speculate.progress import SlotProgress, decode_rows
@@ -38,9 +39,10 @@ class _Drafted:
 class Speculation:
     """Proposes drafts after each step and says which of them the next one checks and keeps.
 
-    Called by the device thread, in this order for each step: `wait`, `set_slots`, `resolve`, `before`, `verify`,
-    `propose`, `report`; only `rest` between the first and the last for a plain one. `propose` does not wait for the
-    drafts: the next step is planned and, where the policy does not look at them, queued while they are made.
+    Called by the device thread, in this order for each step: `wait`, `set_slots`, `resolve`, `before`, `follow`,
+    `verify`, where nothing follows `propose`, and `report`; only `rest` between the first and the last for a plain one.
+    Nobody waits for the drafts: the next step is planned and, where the policy does not look at them, queued while they
+    are made.
     acceptance: see `SpeculateOptions`.
     """
 
@@ -71,6 +73,7 @@ class Speculation:
         self._num_known = np.zeros(num_slots + 1, dtype=np.int32)
         self._main_starts = np.zeros(num_slots + 1, dtype=np.int32)  # from where on the head has read every position
         self._is_resting = False
+        self._is_wanted = False  # drafts behind the step, as far as that is known before its end
 
     def wait(self) -> None:
         """Wait for the newest drafts where the policy looks at them, so that no step's time contains them."""
@@ -153,16 +156,53 @@ class Speculation:
             self._checked = lines.slots, lines.counts - 1, num_tokens - 1
         self.progress.starts[lines.slots] = lines.firsts + num_tokens - 1
         self._num_ready[lines.slots] = 0
+        if self._on_way is not None:
+            self._expect(lines.slots[self.progress.goes_on(lines.slots, self.progress.starts[lines.slots])])
         return num_tokens
 
     def observe_step(self, num_tokens: int, seconds: float) -> None:
         """A step of decode rows took so long up to here, drafting not included."""
         self._policy.observe_step(num_tokens, seconds)
 
+    def follow(
+        self, lines: Lines, drawn: Sampled, rows: TokenBatch | None, constraints: ConstrainedRows | None
+    ) -> bool:
+        """Queue the drafting behind a step that nobody has seen the tokens of, which stores the newest ones too.
+
+        So the device does not wait for the host between the two. False where that cannot be: the policy looks at signs,
+        and so at the time of the step; stages or a grammar change draws; a pass or the step (rows: see `Computed`) is
+        not captured; or there is nothing to draft.
+        """
+        if self._policy.reads_signs:
+            return False
+        num_rows = int(self.progress.goes_on(lines.slots, lines.firsts).sum())
+        self._is_wanted = num_rows > 0 and self._policy.wants_drafts(num_rows)
+        if not (self._is_wanted and rows is not None and self._is_coupled):
+            return False
+        if constraints is not None and constraints.has_any(lines.slots):
+            return False
+        draws = self._sampler.plain_draws(lines.slots, lines.firsts - 1)
+        if draws is None:
+            return False
+        begin, unknown = Moment(self._builder.device), np.zeros_like(lines.slots)
+        window_starts = np.maximum(lines.decoder_starts, self._main_starts[lines.slots])
+        drafted = self._drafts.follow(
+            DraftRows(lines.slots, unknown, unknown, window_starts),
+            draws,
+            lambda: self._builder.verify(drawn.token_ids, drawn.is_finite, rows),
+        )
+        if drafted is None:
+            return False
+        assert self._on_way is None, "the drafts of the last step were not taken"
+        self._on_way = _Drafted(lines.slots, Arrival(*drafted), begin)
+        return True
+
     def propose(self, lines: Lines, newest: Int32, constraints: ConstrainedRows | None) -> None:
         """Draft what may follow each row's newest token [rows], and leave it where the next step reads tokens."""
-        places = np.flatnonzero(self.progress.goes_on(lines.slots))
-        if not len(places) or not self._policy.wants_drafts(len(places)):
+        places = np.flatnonzero(self.progress.goes_on(lines.slots, self.progress.starts[lines.slots]))
+        if not len(places):
+            return
+        if not (self._policy.wants_drafts(len(places)) if self._policy.reads_signs else self._is_wanted):
             return
         assert self._on_way is None, "the drafts of the last step were not taken"
         begin = Moment(self._builder.device)
@@ -179,8 +219,12 @@ class Speculation:
             tokens, signs = self._draw(rows, under_grammar)
             self._drafts.store(rows, tokens)
         self._on_way = _Drafted(slots, Arrival(tokens, signs), begin)
+        self._expect(slots)
+
+    def _expect(self, slots: Int32) -> None:
+        """Drafts for these slots are on their way."""
         self._num_ready[slots] = self.num_drafts
-        self._counts = dataclasses.replace(self._counts, proposed=self._counts.proposed + len(places))
+        self._counts = dataclasses.replace(self._counts, proposed=self._counts.proposed + len(slots))
 
     def _receive(self) -> None:
         """Take the drafts that are on their way; a new occupant of one of their slots has none ready."""

@@ -29,9 +29,9 @@ class SlotProgress:
         room: Int32 = np.minimum(plan.counts[rows], self._limits[slots] - self.starts[slots]) - 1
         return np.maximum(room, -1)
 
-    def goes_on(self, slots: Int32) -> Bool:
-        """Which slots may check a draft in their next row, by their request's limit; the padding slot does not."""
-        goes_on: Bool = self.starts[slots] + 1 < self._limits[slots]
+    def goes_on(self, slots: Int32, starts: Int32) -> Bool:
+        """Which slots may check a draft in a row from there on, by their request's limit; the padding slot does not."""
+        goes_on: Bool = starts + 1 < self._limits[slots]
         return goes_on
 
     def resolve(self, plan: StepPlan, num_drafts: Int32) -> StepPlan:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from deepinfer.ops.batch import TokenBatch
@@ -32,6 +33,26 @@ def write_tokens(numerics: Numerics, token_ids: Tensor, ring: Tensor, slots: Int
 def read_table(numerics: Numerics, table: Tensor, slots: Int32, columns: int) -> Tensor:
     """The first `columns` entries of these slots' lines [n, columns]."""
     return table[:, :columns].index_select(0, to_device(slots, table.device))
+
+
+def verify(numerics: Numerics, token_ids: Tensor, is_usable: Tensor, batch: TokenBatch, ring: Tensor) -> Tensor:
+    """The newest token of each row once its drafts are checked, left in the ring too, and its position [2, R] int32.
+
+    (Coupled draws: see `speculate/verify.py`.)
+    """
+    expect("is_usable", is_usable, token_ids.shape)
+    expect("token ring", ring, (None, None))
+    starts, slots, offsets = (part.long() for part in (batch.row_starts, batch.row_slots, batch.row_offsets))
+    counts = offsets.diff() * (slots > 0)
+    place = torch.arange(int(counts.max().clamp(min=1)) if len(counts) else 1, device=ring.device)
+    lines = (offsets[:-1, None] + place).clamp(max=len(token_ids) - 1)
+    drafts = ring[slots[:, None], (starts[:, None] + 1 + place) % ring.shape[1]]
+    agrees = (token_ids[lines] == drafts) & is_usable[lines] & (place < counts[:, None] - 1)
+    accepted = agrees.cumprod(1).sum(1)
+    newest = token_ids[(offsets[:-1] + accepted).clamp(max=len(token_ids) - 1)].to(ring.dtype)
+    positions, is_real = starts + 1 + accepted, slots > 0
+    ring[slots[is_real], positions[is_real] % ring.shape[1]] = newest[is_real]
+    return torch.stack([newest, positions.to(ring.dtype)])
 
 
 def _places(ring: Tensor, slots: Int32, positions: Int32) -> tuple[Tensor, Tensor]:
