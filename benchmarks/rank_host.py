@@ -26,6 +26,7 @@ from torch.profiler import ProfilerActivity, profile
 from deepinfer.messages import StepPlan
 from deepinfer.ops.transfer import Arrival, Staged
 from deepinfer.rank import measure
+from deepinfer.runner.batch import BatchBuilder
 from deepinfer.runner.draft_graphs import DraftGraphs
 from deepinfer.runner.graph_cache import RIPE, CudaRecorder
 from deepinfer.runner.graph_shapes import StepShape
@@ -37,9 +38,9 @@ from deepinfer.sampling.sampler import Sampler
 PARTS: tuple[tuple[type, str], ...] = (
     (Runner, "forward"), (Speculation, "resolve"), (Speculation, "feeds_draft"), (Runner, "compute"),
     (StepGraphs, "takes"), (StepGraphs, "run"), (StepShape, "pack"), (Staged, "send"),
-    (Runner, "sample"), (Sampler, "sample"), (Speculation, "verify"), (Runner, "_store"), (Speculation, "propose"),
-    (Sampler, "plain_draws"), (DraftGraphs, "draft"), (Speculation, "_receive"), (Speculation, "report"),
-    (Arrival, "wait"),
+    (Runner, "sample"), (Speculation, "_receive"), (Sampler, "sample"), (Speculation, "follow"),
+    (Sampler, "plain_draws"), (DraftGraphs, "follow"), (BatchBuilder, "verify"), (Speculation, "verify"),
+    (Speculation, "report"), (Arrival, "wait"),
 )  # fmt: skip
 LONG_GAP = 20  # microseconds
 

@@ -84,6 +84,11 @@ class NoModel:
         return torch.zeros(len(tokens), DRAFTS, dtype=torch.int64), torch.full((len(tokens), 2, DRAFTS), -0.01)
 
 
+def verify(token_ids: Tensor, is_usable: Tensor, batch: TokenBatch, ring: Tensor) -> Tensor:
+    """What a kernel would give."""
+    return torch.zeros(2, len(batch.row_slots), dtype=torch.int32)
+
+
 class Calls(TorchDispatchMode):
     """Counts calls into torch but for views."""
 
@@ -105,7 +110,7 @@ class FixedCosts(StepCosts):
 
 def make_runner(num_slots: int, policy: DraftPolicy, temperature: float, recorder: Nothing) -> Runner:
     """A runner whose slots 1 .. num_slots all decode."""
-    ops, model = build({"reference": reference_ops("exact")}), NoModel()
+    ops, model = build({"reference": reference_ops("exact"), "nothing": {"verify": verify}}), NoModel()
     builder = BatchBuilder(ops, num_slots, CONTEXT // BLOCK, BLOCK, torch.zeros(num_slots + 1, 256).int(), 128)
     sampler = Sampler(ops, num_slots + 1, VOCAB, (1,), HOST)
     graphs, logits = GraphCache(recorder, 1), logits_memory(num_slots, DRAFTS, VOCAB, HOST)

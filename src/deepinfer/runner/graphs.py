@@ -54,11 +54,8 @@ class StepGraphs:
     def takes(self, plan: StepPlan) -> bool:
         """Whether it is a step of decode rows alone, all past the first window of their decoder half."""
         return bool(
-            0 < plan.num_tokens <= len(self._logits)
-            and not plan.is_prefill.any()
-            and plan.samples.all()
-            and not plan.wants_logits.any()
-            and not len(plan.logprob_rows)
+            not plan.has_prefill
+            and 0 < plan.num_tokens <= len(self._logits)
             and (plan.starts - plan.decoder_starts >= np.where(plan.decoder_starts, self._builder.window - 1, 0)).all()
         )
 

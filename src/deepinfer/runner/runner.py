@@ -128,7 +128,7 @@ class Runner:
         self._observe(lines, drawn.token_ids, num_tokens)
         if self.constraints is not None and masks is not None:
             self.constraints.take(token_ids, lines.offsets, lines.counts if num_tokens is None else num_tokens)
-        if drafting is not None and num_tokens is not None and not plan.is_prefill.any():
+        if drafting is not None and num_tokens is not None and not plan.has_prefill:
             drafting.observe_step(plan.num_tokens, time.monotonic() - forwarded.started)
         if not is_followed:
             if drafting is not None and num_tokens is not None:

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from deepinfer.config.engine import DraftAcceptance
-from deepinfer.messages import Bool, DraftCounts, Int32, SlotSetup, StepPlan, StepResult
+from deepinfer.messages import Bool, DraftCounts, Int32, Int64, SlotSetup, StepPlan, StepResult
 from deepinfer.ops.batch import TokenBatch
 from deepinfer.ops.transfer import Arrival, Moment
 from deepinfer.runner.batch import BatchBuilder
@@ -67,7 +68,7 @@ class Speculation:
         self._num_useful = np.zeros(num_slots + 1, dtype=np.int32)
         nothing = np.zeros(num_drafts, dtype=np.int64)
         self._counts = DraftCounts(nothing, nothing, nothing, 0, 0.0)
-        self._eos_ids, self._ignores_eos = np.array(eos_ids, dtype=np.int32), np.zeros(num_slots + 1, dtype=np.bool_)
+        self._eos_ids, self._ignores_eos = tuple(eos_ids), np.zeros(num_slots + 1, dtype=np.bool_)
         self._is_coupled = acceptance == "coupled"
         self._drawn_from: Tensor | None = None  # with rejection: logits [num_slots + 1, drafts, vocab] of the drafts
         self._num_known = np.zeros(num_slots + 1, dtype=np.int32)
@@ -95,7 +96,7 @@ class Speculation:
         It does for decode rows where the policy says so, and for prompts in their last window.
         """
         is_prefill = plan.is_prefill
-        if self._policy.feeds_head and not is_prefill.all():
+        if self._policy.feeds_head and not (plan.has_prefill and is_prefill.all()):
             return True
         ends = plan.starts + plan.counts
         if (is_prefill & (ends > self._num_known[plan.slots] - window)).any():
@@ -118,7 +119,7 @@ class Speculation:
         if constraints is not None and constraints.has_any(slots):
             self._receive()
             room = constraints.limit_drafts(slots, self._tokens, room)
-        num_other = plan.num_tokens - int(plan.counts[rows].sum())
+        num_other = plan.num_tokens - int(plan.counts[rows].sum()) if plan.has_prefill else 0
         signs = Signs(*self._signs[:, slots])
         return self.progress.resolve(plan, self._policy.choose(signs, room, self._num_useful[slots], num_other))
 
@@ -233,7 +234,7 @@ class Speculation:
         drafted, self._on_way = self._on_way, None
         tokens, signs = drafted.arrival.wait()
         self._tokens[drafted.slots] = tokens
-        self._num_useful[drafted.slots] = self._count_to_end(drafted.slots)
+        self._num_useful[drafted.slots] = self._count_to_end(drafted.slots, tokens)
         self._signs[:, drafted.slots] = signs.transpose(1, 0, 2)
         self._policy.observe_drafting(len(drafted.slots), drafted.arrival.there.seconds_since(drafted.begin))
 
@@ -256,10 +257,14 @@ class Speculation:
             signs.append(torch.stack([confidence, drafted.logprobs], dim=1))
         return tokens, torch.stack(signs, dim=2)
 
-    def _count_to_end(self, slots: Int32) -> Int32:
-        """Drafts [rows] up to and with the first that ends its answer; all of them where none does."""
-        is_end = (self._tokens[slots][..., None] == self._eos_ids).any(-1) & ~self._ignores_eos[slots][:, None]
-        return np.where(is_end.any(axis=1), is_end.argmax(axis=1) + 1, self.num_drafts).astype(np.int32)
+    def _count_to_end(self, slots: Int32, tokens: NDArray[np.integer]) -> Int32:
+        """Drafts [rows], of these [rows, drafts], up to and with the first that ends its answer; all if none does."""
+        num_useful = np.full(len(slots), self.num_drafts, dtype=np.int32)
+        for eos_id in self._eos_ids:
+            rows, places = (tokens == eos_id).nonzero()
+            if len(rows):
+                np.minimum.at(num_useful, rows, np.where(self._ignores_eos[slots[rows]], self.num_drafts, places + 1))
+        return num_useful
 
     def _keep_logits(self, slots: Int32, place: int, logits: Tensor) -> None:
         """Rejection needs to know what drafts were drawn from."""
@@ -278,14 +283,19 @@ class Speculation:
 
     def _note(self, slots: Int32, checked: Int32, accepted: Int32) -> None:
         """Rows of these slots checked so many drafts and accepted so many [rows]."""
-        rows, places = np.flatnonzero(checked), np.arange(self.num_drafts)
+        rows = np.flatnonzero(checked)
         slots, checked = slots[rows], checked[rows]
         accepted = np.minimum(accepted[rows], self._num_useful[slots]).clip(0)
         self._policy.observe(Signs(*self._signs[:, slots]), checked, accepted)
         self._counts = dataclasses.replace(
             self._counts,
-            checked=self._counts.checked + (places < checked[:, None]).sum(0),
-            accepted=self._counts.accepted + (places < accepted[:, None]).sum(0),
+            checked=self._counts.checked + self._by_place(checked),
+            accepted=self._counts.accepted + self._by_place(accepted),
             num_rows=self._counts.num_rows + len(rows),
             calibration_error=self._policy.calibration_error,
         )
+
+    def _by_place(self, counts: Int32) -> Int64:
+        """Rows that have a draft at each place [drafts] int64, of so many drafts [rows]."""
+        have = np.bincount(counts, minlength=1 + self.num_drafts)[::-1].cumsum()[::-1]
+        return have[1:]

@@ -56,4 +56,4 @@ class SlotProgress:
 
 def decode_rows(plan: StepPlan) -> slice | NDArray[np.int64]:
     """Index of the decode rows; of all rows by a slice, which copies nothing."""
-    return np.flatnonzero(~plan.is_prefill) if plan.is_prefill.any() else slice(None)
+    return np.flatnonzero(~plan.is_prefill) if plan.has_prefill else slice(None)
