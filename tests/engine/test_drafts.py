@@ -220,14 +220,14 @@ def test_a_stop_token_inside_an_accepted_run_counts_from_min_tokens_on(plain: LL
 DRAWN = SamplingParams(temperature=1.0, max_tokens=NUM_TOKENS, ignore_eos=True, seed=7)
 
 
-@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize(("is_async", "reads_signs"), [(False, False), (True, False), (True, True)])
 @pytest.mark.parametrize(
     "params",
     [[GREEDY], [DRAWN], [GREEDY, replace(DRAWN, logprobs=2), replace(GREEDY, logprobs=1, max_tokens=9)]],
     ids=["greedy", "drawn", "mixed"],
 )
 def test_drafts_follow_a_captured_step_as_if_the_host_had_checked_it(
-    monkeypatch: pytest.MonkeyPatch, params: list[SamplingParams], is_async: bool
+    monkeypatch: pytest.MonkeyPatch, params: list[SamplingParams], is_async: bool, reads_signs: bool
 ) -> None:
     monkeypatch.setattr("deepinfer.runner.build.captures_steps", lambda options, ops: True)
     monkeypatch.setattr("deepinfer.runner.build.CudaRecorder", FakeRecorder)
@@ -239,6 +239,7 @@ def test_drafts_follow_a_captured_step_as_if_the_host_had_checked_it(
         if not is_on:
             monkeypatch.setattr("deepinfer.runner.draft_graphs.DraftGraphs.follow", lambda *given: None)
         with LLM(draft_scheduling=False, batch_invariant=True, async_scheduling=is_async, max_num_requests=8) as llm:
+            llm._client.core.executor.speculation._policy.reads_signs = reads_signs
             chosen = prompts(llm)
             outputs = llm.generate(chosen, [params[i % len(params)] for i in range(len(chosen))], progress=False)
             drafts = llm.stats().drafts

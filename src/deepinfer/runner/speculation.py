@@ -74,7 +74,7 @@ class Speculation:
         self._num_known = np.zeros(num_slots + 1, dtype=np.int32)
         self._main_starts = np.zeros(num_slots + 1, dtype=np.int32)  # from where on the head has read every position
         self._is_resting = False
-        self._is_wanted = False  # drafts behind the step, as far as that is known before its end
+        self._is_wanted = False  # drafts behind the step
 
     def wait(self) -> None:
         """Wait for the newest drafts where the policy looks at them, so that no step's time contains them."""
@@ -170,12 +170,9 @@ class Speculation:
     ) -> bool:
         """Queue the drafting behind a step that nobody has seen the tokens of, which stores the newest ones too.
 
-        So the device does not wait for the host between the two. False where that cannot be: the policy looks at signs,
-        and so at the time of the step; stages or a grammar change draws; a pass or the step (rows: see `Computed`) is
-        not captured; or there is nothing to draft.
+        So the device does not wait for the host between the two. False where that cannot be: stages or a grammar change
+        draws, a pass or the step (rows: see `Computed`) is not captured, or there is nothing to draft.
         """
-        if self._policy.reads_signs:
-            return False
         num_rows = int(self.progress.goes_on(lines.slots, lines.firsts).sum())
         self._is_wanted = num_rows > 0 and self._policy.wants_drafts(num_rows)
         if not (self._is_wanted and rows is not None and self._is_coupled):
@@ -201,9 +198,7 @@ class Speculation:
     def propose(self, lines: Lines, newest: Int32, constraints: ConstrainedRows | None) -> None:
         """Draft what may follow each row's newest token [rows], and leave it where the next step reads tokens."""
         places = np.flatnonzero(self.progress.goes_on(lines.slots, self.progress.starts[lines.slots]))
-        if not len(places):
-            return
-        if not (self._policy.wants_drafts(len(places)) if self._policy.reads_signs else self._is_wanted):
+        if not (self._is_wanted and len(places)):
             return
         assert self._on_way is None, "the drafts of the last step were not taken"
         begin = Moment(self._builder.device)
