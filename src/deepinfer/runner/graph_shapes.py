@@ -64,7 +64,7 @@ class StepShape:
         starts[:num_rows], slots[:num_rows] = plan.starts, plan.slots
         plan.counts.cumsum(dtype=np.int32, out=offsets[1 : num_rows + 1])
         offsets[num_rows + 1 :] = self.num_tokens  # a row of what is too much, then rows of nothing
-        rows[:] = layout.count[: self.num_rows].repeat(np.diff(offsets))
+        rows[:] = layout.count[: self.num_rows].repeat(offsets[1:] - offsets[:-1])
         np.add(layout.count, (starts - offsets[:-1])[rows], out=positions)
         return numbers
 

@@ -120,8 +120,8 @@ class Speculation:
             self._receive()
             room = constraints.limit_drafts(slots, self._tokens, room)
         num_other = plan.num_tokens - int(plan.counts[rows].sum()) if plan.has_prefill else 0
-        signs = Signs(*self._signs[:, slots])
-        return self.progress.resolve(plan, self._policy.choose(signs, room, self._num_useful[slots], num_other))
+        chosen = self._policy.choose(self._signs_of(slots), room, self._num_useful[slots], num_other)
+        return self.progress.resolve(plan, chosen)
 
     def rest(self, num_rows: int, seconds: float) -> None:
         """A plain step of so many rows took so long; nothing of it is noted but that."""
@@ -281,7 +281,7 @@ class Speculation:
         rows = np.flatnonzero(checked)
         slots, checked = slots[rows], checked[rows]
         accepted = np.minimum(accepted[rows], self._num_useful[slots]).clip(0)
-        self._policy.observe(Signs(*self._signs[:, slots]), checked, accepted)
+        self._policy.observe(self._signs_of(slots), checked, accepted)
         self._counts = dataclasses.replace(
             self._counts,
             checked=self._counts.checked + self._by_place(checked),
@@ -289,6 +289,10 @@ class Speculation:
             num_rows=self._counts.num_rows + len(rows),
             calibration_error=self._policy.calibration_error,
         )
+
+    def _signs_of(self, slots: Int32) -> Signs:
+        """Of the drafts of these slots, if the policy looks at any."""
+        return Signs(*self._signs[:, slots if self._policy.reads_signs else slots[:0]])
 
     def _by_place(self, counts: Int32) -> Int64:
         """Rows that have a draft at each place [drafts] int64, of so many drafts [rows]."""

@@ -24,7 +24,7 @@ MEAN_RATE = 0.05  # share of one step in the mean survival of drafts
 class DraftPolicy(Protocol):
     """Decides on the device's side of a step, where accepted counts and signs are known.
 
-    reads_signs: whether `choose` looks at them, and so has to wait for the drafts.
+    reads_signs: whether it looks at them, and so has to wait for the drafts; it is given none otherwise.
     """
 
     @property
