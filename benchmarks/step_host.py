@@ -84,9 +84,8 @@ class NoModel:
         return torch.zeros(len(tokens), DRAFTS, dtype=torch.int64), torch.full((len(tokens), 2, DRAFTS), -0.01)
 
 
-def verify(token_ids: Tensor, is_usable: Tensor, batch: TokenBatch, ring: Tensor) -> Tensor:
-    """What a kernel would give."""
-    return torch.zeros(2, len(batch.row_slots), dtype=torch.int32)
+def verify(token_ids: Tensor, is_usable: Tensor, batch: TokenBatch, ring: Tensor, newest: Tensor) -> None:
+    """What a kernel would do."""
 
 
 class Calls(TorchDispatchMode):

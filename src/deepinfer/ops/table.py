@@ -359,13 +359,13 @@ class Ops:
         """Write each row's last `length` tokens into its slot's token ring [slots, length] int32."""
         raise NotImplementedError
 
-    def verify(self, token_ids: Tensor, is_usable: Tensor, batch: TokenBatch, ring: Tensor) -> Tensor:
-        """The newest token of each decode row once its drafts are checked, and its position: [2, R] int32.
+    def verify(self, token_ids: Tensor, is_usable: Tensor, batch: TokenBatch, ring: Tensor, newest: Tensor) -> None:
+        """Write the newest token of each decode row, once its drafts are checked, and its position.
 
-        token_ids [n] int64, is_usable [n] bool: what was drawn after the batch's first n tokens; rows that begin
-        behind these are of the padding slot. Row r's drafts lie in the token ring [slots, length] int32 behind its
-        start. It keeps what was drawn up to the first that differs from the draft in its place or is not usable; the
-        last of these is its newest token, and goes into the ring.
+        token_ids [n] int64, is_usable [n] bool: what was drawn after the tokens of the batch's first rows. A row's
+        drafts lie in the token ring [slots, length] int32 behind its start. It keeps what was drawn up to the first
+        that differs from the draft in its place or is not usable; the last of these is its newest token. It goes into
+        the ring, unless the slot is the padding slot, and with its position into newest [2, rows] int32.
         """
         raise NotImplementedError
 

@@ -18,7 +18,7 @@ from deepinfer.ops.batch import TokenBatch
 from deepinfer.ops.transfer import Staged
 from deepinfer.ops.values import DrawKeys
 from deepinfer.runner.batch import BatchBuilder
-from deepinfer.runner.drafts import DraftHead, DraftRows, Drafts
+from deepinfer.runner.drafts import DraftHead, DraftRows, Drafts, Verify
 from deepinfer.runner.graph_cache import GraphCache
 from deepinfer.runner.graph_shapes import ALIGNMENT, padded
 from deepinfer.sampling.sampler import PlainDraws
@@ -93,27 +93,27 @@ class DraftGraphs(Drafts):
         """See `Drafts`."""
         return self._run(self._shape(rows, draws), rows, draws) or super().draft(rows, draws)
 
-    def follow(self, rows: DraftRows, draws: PlainDraws, verify: Callable[[], Tensor]) -> tuple[Tensor, Tensor] | None:
+    def follow(self, rows: DraftRows, draws: PlainDraws, verify: Verify) -> tuple[Tensor, Tensor] | None:
         """See `Drafts`; None unless the pass is captured already."""
         shape = self._shape(rows, draws)
-        return self._run(shape, rows, draws, verify()) if self._graphs.has(shape) else None
+        return self._run(shape, rows, draws, verify) if self._graphs.has(shape) else None
 
     def _shape(self, rows: DraftRows, draws: PlainDraws | None) -> BlockShape:
         kind: Kind = "logits" if draws is None else "drawn" if draws.temperature.any() else "likeliest"
         return BlockShape(padded(len(rows)), self.num_places, kind)
 
     def _run(
-        self, shape: BlockShape, rows: DraftRows, draws: PlainDraws | None, known: Tensor | None = None
+        self, shape: BlockShape, rows: DraftRows, draws: PlainDraws | None, verify: Verify | None = None
     ) -> tuple[Tensor, Tensor] | None:
-        """known: newest tokens and starts [2, n or more] in place of those of `rows`."""
+        """verify: what finds newest tokens and starts; None = `rows` has them."""
         if shape.num_rows * shape.num_places > len(self._logits):
             return None
         block = self._graphs.find(shape, lambda: self._record(shape))
         if block is None:
             return None
         self._staged.send(shape.pack(rows, draws))
-        if known is not None:
-            shape.columns(self._staged.numbers)[1:3, : len(rows)].copy_(known[:, : len(rows)])
+        if verify is not None:
+            verify(shape.columns(self._staged.numbers)[1:3, : len(rows)])
         block.replay()
         first, second = (result[: len(result) // shape.num_rows * len(rows)] for result in block.results)
         return first, second

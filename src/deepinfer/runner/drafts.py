@@ -15,6 +15,8 @@ from deepinfer.ops.values import DrawKeys
 from deepinfer.runner.batch import BatchBuilder
 from deepinfer.sampling.sampler import PlainDraws
 
+Verify = Callable[[Tensor], None]  # writes newest tokens and starts of rows into [2, rows] int32
+
 
 class DraftHead(Protocol):
     """A draft head over its caches, of whatever model version."""
@@ -76,9 +78,9 @@ class Drafts:
         self._builder.store_ahead(tokens, batch)
         return tokens, signs
 
-    def follow(self, rows: DraftRows, draws: PlainDraws, verify: Callable[[], Tensor]) -> tuple[Tensor, Tensor] | None:
-        """`draft` for rows whose newest tokens and starts the device alone knows: `verify` queues what finds them
-        [2, n or more] int32. None: nothing was queued, they have to be told."""
+    def follow(self, rows: DraftRows, draws: PlainDraws, verify: Verify) -> tuple[Tensor, Tensor] | None:
+        """`draft` for rows whose newest tokens and starts are still unknown: `verify` queues what finds them. None:
+        nothing was queued, they have to be told."""
         return None
 
     def store(self, rows: DraftRows, tokens: Tensor) -> None:

@@ -187,7 +187,7 @@ class Speculation:
         drafted = self._drafts.follow(
             DraftRows(lines.slots, unknown, unknown, window_starts),
             draws,
-            lambda: self._builder.verify(drawn.token_ids, drawn.is_finite, rows),
+            lambda newest: self._builder.verify(drawn.token_ids, drawn.is_finite, rows, newest),
         )
         if drafted is None:
             return False

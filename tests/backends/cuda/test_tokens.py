@@ -23,7 +23,6 @@ def test_rows_keep_what_the_host_would_and_the_ring_holds_the_newest(name: str, 
     drafts = random.integers(0, 2, (len(SLOTS), max(most, 1))).astype(np.int32)
     drawn, usable = random.integers(0, 2, counts.sum()), random.random(counts.sum()) < 0.9
     kept = count_tokens(drawn.astype(np.int32), usable, counts, drafts)
-    kept[1] = 1  # the padding slot has no drafts
     last, length = np.cumsum(counts) - counts + kept - 1, most + 9
     ring = torch.full((9, length + 2), -1, dtype=torch.int32)[:, 1:-1]  # a view into slots
     for slot, start, own in zip(SLOTS, starts, drafts, strict=True):
@@ -36,15 +35,18 @@ def test_rows_keep_what_the_host_would_and_the_ring_holds_the_newest(name: str, 
     batch = pair.placed(world.make_batch([*zip(SLOTS, starts.tolist(), counts.tolist(), strict=True), *padding]))
     ring = ring._base.to(DEVICE)[:, 1:-1]
     ops = pair.hopper() if name == "hopper" else pair.reference()
-    found = ops.verify(torch.from_numpy(drawn).to(DEVICE), torch.from_numpy(usable).to(DEVICE), batch, ring).cpu()
-    assert found.dtype == torch.int32 and found.shape == (2, len(SLOTS) + len(padding))
-    assert found[:, : len(SLOTS)].tolist() == [drawn[last].tolist(), (starts + kept).tolist()]
+    columns = torch.full((4, 32), -1, dtype=torch.int32, device=DEVICE)
+    tokens, flags = torch.from_numpy(drawn).to(DEVICE), torch.from_numpy(usable).to(DEVICE)
+    ops.verify(tokens, flags, batch, ring, columns[1:3, : len(SLOTS)])
+    assert columns[1:3, : len(SLOTS)].tolist() == [drawn[last].tolist(), (starts + kept).tolist()]
+    assert (columns[[0, 3]] == -1).all() and (columns[:, len(SLOTS) :] == -1).all()
     assert torch.equal(ring.cpu(), expected) and (ring._base[:, [0, -1]] == -1).all()
 
 
-def test_no_rows_give_nothing_and_tokens_of_another_type_are_refused() -> None:
+def test_no_rows_are_no_work_and_tokens_of_another_type_are_refused() -> None:
     ring, nothing = torch.zeros(2, 8, dtype=torch.int32, device=DEVICE), torch.zeros(0, device=DEVICE)
-    batch, usable = pair.placed(world.make_batch([])), nothing.bool()
-    assert pair.hopper().verify(nothing.long(), usable, batch, ring).shape == (2, 0)
+    batch, usable, newest = pair.placed(world.make_batch([])), nothing.bool(), ring[:, :0]
+    for ops in (pair.hopper(), pair.reference()):
+        ops.verify(nothing.long(), usable, batch, ring, newest)
     with pytest.raises(ShapeError, match="token_ids is torch.int32"):
-        pair.hopper().verify(nothing.int(), usable, batch, ring)
+        pair.hopper().verify(nothing.int(), usable, batch, ring, newest)

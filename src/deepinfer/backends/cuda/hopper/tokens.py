@@ -25,16 +25,15 @@ def store_tokens(tokens: Tensor, batch: TokenBatch, ring: Tensor) -> None:
 @triton.jit
 def verify_kernel(
     token_ids, is_usable, row_offsets, row_starts, row_slots, ring, newest, positions,
-    num_lines, length, ring_stride, num_slots, PLACES: tl.constexpr,
+    length, ring_stride, num_slots, PLACES: tl.constexpr,
 ):  # fmt: skip
     """One row: what it keeps ends at the first token that is no draft of it."""
     begin()
     row, place = tl.program_id(0), tl.arange(0, PLACES)
-    offset, end = tl.load(row_offsets + row), tl.load(row_offsets + row + 1)
+    offset, checked = tl.load(row_offsets + row), tl.load(row_offsets + row + 1) - tl.load(row_offsets + row) - 1
     slot, start = tl.load(row_slots + row), tl.load(row_starts + row)
     is_real = (slot > 0) & (slot < num_slots)
     own = ring + tl.where(is_real, slot, 0).to(tl.int64) * ring_stride
-    checked = tl.where(is_real, tl.minimum(end, num_lines) - offset - 1, 0)
     accepted = 0
     for first in range(0, checked, PLACES):
         at = first + place
@@ -45,23 +44,21 @@ def verify_kernel(
         differs = is_draft & ((drawn != draft.to(tl.int64)) | (usable == 0))
         agreed = tl.minimum(tl.min(tl.where(differs, at, checked), 0), first + PLACES)
         accepted = tl.where(accepted == first, agreed, accepted)
-    token = tl.load(token_ids + offset + accepted, mask=offset + accepted < num_lines, other=0).to(tl.int32)
-    position = start + 1 + accepted
+    token, position = tl.load(token_ids + offset + accepted).to(tl.int32), start + 1 + accepted
     tl.store(own + position % length, token, mask=is_real)
     tl.store(newest + row, token)
     tl.store(positions + row, position)
 
 
-def verify(token_ids: Tensor, is_usable: Tensor, batch: TokenBatch, ring: Tensor) -> Tensor:
-    """The newest token of each row once its drafts are checked, left in the ring too, and its position [2, R] int32."""
+def verify(token_ids: Tensor, is_usable: Tensor, batch: TokenBatch, ring: Tensor, newest: Tensor) -> None:
+    """Write the newest token of each row [rows], once its drafts are checked, and its position: [2, rows] int32."""
     expect("token_ids", token_ids, (None,), torch.int64)
     expect("is_usable", is_usable, token_ids.shape, torch.bool)
     expect("token ring", ring, (None, None), torch.int32)
-    kept = torch.empty(2, len(batch.row_slots), dtype=torch.int32, device=ring.device)
-    if len(batch.row_slots):
-        verify_kernel[(len(batch.row_slots),)](
+    expect("newest", newest, (2, None), torch.int32)
+    if newest.shape[1]:
+        verify_kernel[(newest.shape[1],)](
             token_ids.contiguous(), is_usable.contiguous().view(torch.uint8), batch.row_offsets, batch.row_starts,
-            batch.row_slots, ring, kept[0], kept[1], len(token_ids), ring.shape[1], ring.stride(0), len(ring), PLACES,
+            batch.row_slots, ring, newest[0], newest[1], ring.shape[1], ring.stride(0), len(ring), PLACES,
             num_warps=1, launch_pdl=True,
         )  # fmt: skip
-    return kept
