@@ -3,9 +3,10 @@
     PYTHONPATH=src python benchmarks/rank_host.py [--model tests/config-flash.json] [--requests 256,64,8] [--steps 20]
 
 Steps are those of `deepinfer bench rank`, one after the other without waiting between them, as an engine with work
-runs them. By part: milliseconds of host time, the median of the steps; parts lie within those above them. Waiting: the
-device's time without a kernel, from torch.profiler, in gaps of 20 us and more (what the host leaves) and in shorter
-ones (what kernels leave between them); and the longest gaps, each with the kernels around it.
+runs them; in turns as they are, and with drafts that the host queues when it has seen the tokens. By part: milliseconds
+of host time, the median of the steps; parts lie within those above them. Waiting: the device's time without a kernel,
+from torch.profiler, in gaps of 20 us and more (what the host leaves) and in shorter ones (what kernels leave between
+them); and the longest gaps, each with the kernels around it.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from torch.profiler import ProfilerActivity, profile
 from deepinfer.messages import StepPlan
 from deepinfer.ops.transfer import Arrival, Staged
 from deepinfer.rank import measure
+from deepinfer.runner.batch import BatchBuilder
 from deepinfer.runner.draft_graphs import DraftGraphs
 from deepinfer.runner.graph_cache import RIPE, CudaRecorder
 from deepinfer.runner.graph_shapes import StepShape
@@ -37,11 +39,12 @@ from deepinfer.sampling.sampler import Sampler
 PARTS: tuple[tuple[type, str], ...] = (
     (Runner, "forward"), (Speculation, "resolve"), (Speculation, "feeds_draft"), (Runner, "compute"),
     (StepGraphs, "takes"), (StepGraphs, "run"), (StepShape, "pack"), (Staged, "send"),
-    (Runner, "sample"), (Sampler, "sample"), (Speculation, "verify"), (Runner, "_store"), (Speculation, "propose"),
-    (Sampler, "plain_draws"), (DraftGraphs, "draft"), (Speculation, "_receive"), (Speculation, "report"),
-    (Arrival, "wait"),
+    (Runner, "sample"), (Speculation, "_receive"), (Sampler, "sample"), (Speculation, "follow"),
+    (Sampler, "plain_draws"), (DraftGraphs, "follow"), (BatchBuilder, "verify"), (Speculation, "verify"),
+    (Speculation, "report"), (Arrival, "wait"),
 )  # fmt: skip
 LONG_GAP = 20  # microseconds
+TURNS = 4
 
 
 class Parts:
@@ -77,6 +80,26 @@ def start(rank: measure.Rank, num_requests: int) -> StepPlan:
     for _ in range(RIPE + 2):
         rank._runner.execute(plan)
     return plan
+
+
+def by_the_host(speculation: Speculation, *_: Any) -> bool:
+    """`Speculation.follow` that leaves all to `propose`."""
+    speculation._is_wanted = True
+    return False
+
+
+def turns(rank: measure.Rank, plan: StepPlan, num_steps: int) -> dict[str, float]:
+    """Milliseconds of a step by who queues its drafts, the median of both in turns."""
+    follow, found = Speculation.follow, defaultdict(list)
+    for name, call in TURNS * (("device", follow), ("host", by_the_host)):
+        setattr(Speculation, "follow", call)  # noqa: B010
+        rank._runner.execute(plan)
+        for _ in range(num_steps):
+            begin = time.perf_counter()
+            rank._runner.execute(plan)
+            found[name].append(1e3 * (time.perf_counter() - begin))
+    setattr(Speculation, "follow", follow)  # noqa: B010
+    return {name: statistics.median(times) for name, times in found.items()}
 
 
 def gaps(events: list[tuple[float, float, str]]) -> list[tuple[float, str, str]]:
@@ -129,15 +152,13 @@ def main() -> None:
     for num_requests in requests:
         plan = start(rank, num_requests)
         parts.seconds.clear()
-        torch.cuda.synchronize()
-        begin = time.perf_counter()
         for _ in range(given.steps):
             rank._runner.execute(plan)
-        torch.cuda.synchronize()
-        wall = 1e3 * (time.perf_counter() - begin) / given.steps
-        print(f"\n{num_requests} requests: {wall:.2f} ms a step; host, ms:")
+        print(f"\n{num_requests} requests; host, ms:")
         for name, seconds in parts.seconds.items():
             print(f"  {name:<28} {1e3 * statistics.median(seconds):>8.3f}")
+        found = turns(rank, plan, given.steps)
+        print(f"  a step: {found['device']:.2f} ms, {found['host']:.2f} with drafts that the host queues")
     for num_requests in requests:  # at the end: once the profiler ran, launches take longer
         print(f"\n{num_requests} requests:")
         show_waiting(rank, start(rank, num_requests), 3)

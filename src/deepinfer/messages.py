@@ -125,6 +125,11 @@ class StepPlan:
         return len(self.slots)
 
     @property
+    def has_prefill(self) -> bool:
+        """Whether any row is a prefill; all rows sample otherwise, and no prompt is scored."""
+        return len(self.host_tokens) > 0
+
+    @property
     def num_tokens(self) -> int:
         return len(self.slots) if self.is_plain else int(self.counts.sum())
 

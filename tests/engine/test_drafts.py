@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ import deepinfer
 from deepinfer import LLM, SamplingParams
 from deepinfer.backends.cpu.library import is_available
 from deepinfer.errors import ConfigError
+from deepinfer.runner.speculation import Speculation
 from deepinfer.speculate.policy import CheckAll
 from drafting import with_oracle
+from recorders import FakeRecorder
 
 pytestmark = pytest.mark.skipif(not is_available(), reason="texts are compared bit for bit, which needs a C++ compiler")
 
@@ -212,6 +215,39 @@ def test_a_stop_token_inside_an_accepted_run_counts_from_min_tokens_on(plain: LL
             assert ours.token_ids == answer[:5]
             assert ours.num_accepted_drafts == 4  # after the prompt's token one step gave all
         assert stop not in ours.token_ids[:min_tokens] and (ours.token_ids[-1] == stop or len(ours.token_ids) == 12)
+
+
+DRAWN = SamplingParams(temperature=1.0, max_tokens=NUM_TOKENS, ignore_eos=True, seed=7)
+
+
+@pytest.mark.parametrize(("is_async", "reads_signs"), [(False, False), (True, False), (True, True)])
+@pytest.mark.parametrize(
+    "params",
+    [[GREEDY], [DRAWN], [GREEDY, replace(DRAWN, logprobs=2), replace(GREEDY, logprobs=1, max_tokens=9)]],
+    ids=["greedy", "drawn", "mixed"],
+)
+def test_drafts_follow_a_captured_step_as_if_the_host_had_checked_it(
+    monkeypatch: pytest.MonkeyPatch, params: list[SamplingParams], is_async: bool, reads_signs: bool
+) -> None:
+    monkeypatch.setattr("deepinfer.runner.build.captures_steps", lambda options, ops: True)
+    monkeypatch.setattr("deepinfer.runner.build.CudaRecorder", FakeRecorder)
+    monkeypatch.setattr("deepinfer.runner.graph_cache.RIPE", 1)
+    follow, found = Speculation.follow, []
+    for is_on in (True, False):
+        followed: list[bool] = []
+        monkeypatch.setattr(Speculation, "follow", lambda *given, to=followed: to.append(follow(*given)) or to[-1])
+        if not is_on:
+            monkeypatch.setattr("deepinfer.runner.draft_graphs.DraftGraphs.follow", lambda *given: None)
+        with LLM(draft_scheduling=False, batch_invariant=True, async_scheduling=is_async, max_num_requests=8) as llm:
+            llm._client.core.executor.speculation._policy.reads_signs = reads_signs
+            chosen = prompts(llm)
+            outputs = llm.generate(chosen, [params[i % len(params)] for i in range(len(chosen))], progress=False)
+            drafts = llm.stats().drafts
+            assert llm.stats().num_free_blocks == llm.stats().num_blocks
+        assert drafts is not None and drafts.mean_accepted > 0.3 and (sum(followed) > 5) is is_on
+        answers = [(one.token_ids, one.logprobs, one.num_checked_drafts, one.num_accepted_drafts) for one in outputs]
+        found.append((answers, drafts.as_dict()))
+    assert found[0] == found[1]
 
 
 def test_rejection_keeps_greedy_texts_and_accepts_drafts(expected: dict[SamplingParams, list[list[int]]]) -> None:

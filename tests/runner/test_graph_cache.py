@@ -42,6 +42,13 @@ def test_a_shape_is_recorded_when_it_comes_for_the_fourth_time() -> None:
     assert RIPE == 4 and Steps().run(*"aaaaaaa") == "eeecrrr"
 
 
+def test_what_was_recorded_is_known_without_counting_as_a_use() -> None:
+    steps = Steps(max_graphs=2)
+    assert not steps.cache.has("a") and steps.run(*"aaaa") == "eeec" and steps.run(*"bbbb") == "eeec"
+    assert steps.cache.has("a") and steps.cache.has("b") and not steps.cache.has("c")
+    assert steps.run(*"cccc") == "eeec" and not steps.cache.has("a")  # it was used longest ago
+
+
 def test_shapes_are_counted_apart_and_need_not_come_in_a_row() -> None:
     assert Steps().run(*"ababaabbab") == "eeeeececrr"
 

@@ -153,16 +153,14 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> FakeRecorder:
     return recorder
 
 
-def test_a_step_with_prompt_tokens_or_scores_is_never_captured(
+def test_a_step_with_prompt_tokens_or_a_window_that_begins_late_is_never_captured(
     monkeypatch: pytest.MonkeyPatch, recorder: FakeRecorder
 ) -> None:
     runner, _ = make_runner(monkeypatch, device="cpu")
     plain, first = PLANS[0], np.array([True, False])
     others = [
-        replace(plain, is_prefill=first, host_tokens=int32(7)), replace(plain, samples=~first),
-        replace(plain, wants_logits=first), replace(plain, decoder_starts=int32(0, 32)),
+        replace(plain, is_prefill=first, host_tokens=int32(7)), replace(plain, decoder_starts=int32(0, 32)),
         replace(plain, counts=int32(32, 33)),
-        replace(plain, logprob_rows=int32(0), logprob_counts=int32(1), logprob_targets=int32(3)),
     ]  # fmt: skip
     assert runner.graphs is not None and runner.graphs.takes(plain)
     assert [runner.graphs.takes(plan) for plan in others] == [False] * len(others)

@@ -14,7 +14,7 @@ def plan(rows):
     nothing, flags = int32(), np.zeros(len(rows), dtype=np.bool_)
     return StepPlan(
         1, int32(*slots), int32(*starts), int32(*counts), int32(*starts) * 0, is_prefill, samples, flags,
-        nothing, nothing, nothing, nothing,
+        int32(*[0] * counts[is_prefill].sum()), nothing, nothing, nothing,
     )  # fmt: skip
 
 

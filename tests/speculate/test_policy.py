@@ -106,8 +106,8 @@ def test_times_measured_under_a_load_are_found_wrong_soon(factor):
     for _ in range(6 * FIRST_PROBE):
         chosen = choose(policy, drafts, int32(3), 0) if drafted and drafted[-1] else int32(0)
         if policy.feeds_head:
-            policy.observe_step(1 + int(chosen[0]), 1.0 + 0.01 * chosen[0])
             drafted.append(policy.wants_drafts(1))
+            policy.observe_step(1 + int(chosen[0]), 1.0 + 0.01 * chosen[0])
             if drafted[-1]:
                 policy.observe_drafting(1, 0.3)
         else:
@@ -139,6 +139,8 @@ def test_the_time_of_the_one_plain_step_counts_for_more():
     choose(policy, signs([[0.9, 0.9, 0.9]]), int32(3), 0)
     while policy.wants_drafts(1):
         policy.observe_step(4, 1.0)
+    policy.observe_step(4, 1.0)
+    assert policy.wants_drafts(1)
     policy.observe_step(1, 0.6)
     assert float(policy.step_costs.seconds(1)) == pytest.approx(0.8)
     assert policy.wants_drafts(1)

@@ -17,7 +17,7 @@ def plan(rows):
     nothing, flags = int32(), np.ones(len(rows), dtype=np.bool_)
     return StepPlan(
         1, int32(*slots), int32(*starts), int32(*counts), int32(*slots) * 0 + 2, is_prefill, flags, ~flags,
-        nothing, nothing, nothing, nothing,
+        int32(*[0] * counts[is_prefill].sum()), nothing, nothing, nothing,
     )  # fmt: skip
 
 
@@ -62,9 +62,8 @@ def test_all_else_of_a_plan_stays():
 
 def test_a_slot_goes_on_while_its_next_row_has_room_for_a_draft():
     slots = progress()
-    slots.starts[:] = [5, 8, 9, 10]
-    assert slots.goes_on(int32(0, 1, 2, 3)).tolist() == [False, True, True, True]
+    assert slots.goes_on(int32(0, 1, 2, 3), int32(5, 8, 9, 10)).tolist() == [False, True, True, True]
     slots.starts[1:] = [9, 10, 11]
-    assert slots.goes_on(int32(1, 2, 3)).tolist() == [False] * 3
+    assert slots.goes_on(int32(1, 2, 3), slots.starts[1:]).tolist() == [False] * 3
     whole = plan([(slot, 5, 6, False) for slot in (1, 2, 3)])
     assert slots.room(whole).tolist() == [0, 0, 0]

@@ -105,8 +105,10 @@ class Computed(NamedTuple):
 
     hidden: first of the step's lines, then of the prompt tokens that are scored; None when there are none of these.
     logits: [lines, vocab] float32. best: what `best_tokens` gives for them.
+    rows: of a step that was captured, as far as `verify` reads of them; rows of nothing come last.
     """
 
     hidden: Hidden | None
     logits: Tensor
     best: tuple[Tensor, Tensor]
+    rows: TokenBatch | None = None

@@ -22,7 +22,7 @@ GROUPS = {
     "head": ("head",),
     "draft head": ("tap", "draft_main", "draft_head", "draft_next", "draft_likeliest"),
     "images": ("embed_patches", "vision_block", "align"),
-    "sampling": ("best_tokens", "best_logprobs", "draw"),
+    "sampling": ("best_tokens", "best_logprobs", "draw", "verify"),
     "tokens and tables": ("store_tokens", "read_tokens", "write_tokens", "read_table"),
 }
 GROUP_OF = {name: group for group, names in GROUPS.items() for name in names}

@@ -368,6 +368,16 @@ class Ops:
         """Write each row's last `length` tokens into its slot's token ring [slots, length] int32."""
         raise NotImplementedError
 
+    def verify(self, token_ids: Tensor, is_usable: Tensor, batch: TokenBatch, ring: Tensor, newest: Tensor) -> None:
+        """Write the newest token of each decode row, once its drafts are checked, and its position.
+
+        token_ids [n] int64, is_usable [n] bool: what was drawn after the tokens of the batch's first rows. A row's
+        drafts lie in the token ring [slots, length] int32 behind its start. It keeps what was drawn up to the first
+        that differs from the draft in its place or is not usable; the last of these is its newest token. It goes into
+        the ring, unless the slot is the padding slot, and with its position into newest [2, rows] int32.
+        """
+        raise NotImplementedError
+
     def best_tokens(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """The id [n] int64 of each row's largest logit, the lower of equal ones, and is_finite [n] bool.
 
@@ -412,8 +422,8 @@ OP_NAMES = tuple(name for name, value in vars(Ops).items() if inspect.isfunction
 WHOLES = ("run_experts", "prepare_layers", "run_layers", "prepare_model", "run_model")
 AROUND_LAYERS = ("embed", "head", "ngram_rows", "store_tokens", "best_tokens")  # in a whole model
 OUTSIDE_LAYERS = (
-    *AROUND_LAYERS, "read_tokens", "write_tokens", "read_table", "best_logprobs", "draw", "main_rows", "draft_main",
-    "draft_head", "draft_next", "draft_likeliest", "embed_patches", "vision_block", "align", *WHOLES,
+    *AROUND_LAYERS, "read_tokens", "write_tokens", "read_table", "verify", "best_logprobs", "draw", "main_rows",
+    "draft_main", "draft_head", "draft_next", "draft_likeliest", "embed_patches", "vision_block", "align", *WHOLES,
 )  # fmt: skip
 
 

@@ -73,6 +73,10 @@ class BatchBuilder:
         ahead = replace(batch, positions=batch.positions + 1, row_starts=batch.row_starts + 1)
         self._ops.store_tokens(token_ids.flatten(), ahead, self.token_ring)
 
+    def verify(self, token_ids: Tensor, is_usable: Tensor, rows: TokenBatch, newest: Tensor) -> None:
+        """Newest tokens, which are stored too, and their positions [2, rows] int32, see `Ops.verify`."""
+        self._ops.verify(token_ids, is_usable, rows, self.token_ring, newest)
+
     def _decoder(
         self,
         plan: StepPlan,

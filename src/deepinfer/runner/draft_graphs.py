@@ -18,7 +18,7 @@ from deepinfer.ops.batch import TokenBatch
 from deepinfer.ops.transfer import Staged
 from deepinfer.ops.values import DrawKeys
 from deepinfer.runner.batch import BatchBuilder
-from deepinfer.runner.drafts import DraftHead, DraftRows, Drafts
+from deepinfer.runner.drafts import DraftHead, DraftRows, Drafts, Verify
 from deepinfer.runner.graph_cache import GraphCache
 from deepinfer.runner.graph_shapes import ALIGNMENT, padded
 from deepinfer.sampling.sampler import PlainDraws
@@ -49,9 +49,13 @@ class BlockShape:
             numbers[5:].reshape(-1).view(np.int64)[:count] = draws.seeds
         return numbers.reshape(-1)
 
+    def columns(self, numbers: Tensor) -> Tensor:
+        """What `pack` filled [NUM_COLUMNS, stride] int32."""
+        return numbers[: NUM_COLUMNS * self.stride].view(NUM_COLUMNS, self.stride)
+
     def views(self, numbers: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
         """slots, newest tokens, starts, window starts [rows] int32, temperature float32, seeds int64."""
-        columns = numbers[: NUM_COLUMNS * self.stride].view(NUM_COLUMNS, self.stride)
+        columns = self.columns(numbers)
         slots, newest, starts, window_starts, heat = columns[:5, : self.num_rows]
         return (
             slots, newest, starts, window_starts, heat.view(torch.float32),
@@ -83,21 +87,33 @@ class DraftGraphs(Drafts):
 
     def block(self, rows: DraftRows) -> tuple[Tensor, Tensor]:
         """See `Drafts`."""
-        return self._run(rows, "logits", None) or super().block(rows)
+        return self._run(self._shape(rows, None), rows, None) or super().block(rows)
 
     def draft(self, rows: DraftRows, draws: PlainDraws) -> tuple[Tensor, Tensor]:
         """See `Drafts`."""
-        kind: Kind = "drawn" if draws.temperature.any() else "likeliest"
-        return self._run(rows, kind, draws) or super().draft(rows, draws)
+        return self._run(self._shape(rows, draws), rows, draws) or super().draft(rows, draws)
 
-    def _run(self, rows: DraftRows, kind: Kind, draws: PlainDraws | None) -> tuple[Tensor, Tensor] | None:
-        shape = BlockShape(padded(len(rows)), self.num_places, kind)
+    def follow(self, rows: DraftRows, draws: PlainDraws, verify: Verify) -> tuple[Tensor, Tensor] | None:
+        """See `Drafts`; None unless the pass is captured already."""
+        shape = self._shape(rows, draws)
+        return self._run(shape, rows, draws, verify) if self._graphs.has(shape) else None
+
+    def _shape(self, rows: DraftRows, draws: PlainDraws | None) -> BlockShape:
+        kind: Kind = "logits" if draws is None else "drawn" if draws.temperature.any() else "likeliest"
+        return BlockShape(padded(len(rows)), self.num_places, kind)
+
+    def _run(
+        self, shape: BlockShape, rows: DraftRows, draws: PlainDraws | None, verify: Verify | None = None
+    ) -> tuple[Tensor, Tensor] | None:
+        """verify: what finds newest tokens and starts; None = `rows` has them."""
         if shape.num_rows * shape.num_places > len(self._logits):
             return None
         block = self._graphs.find(shape, lambda: self._record(shape))
         if block is None:
             return None
         self._staged.send(shape.pack(rows, draws))
+        if verify is not None:
+            verify(shape.columns(self._staged.numbers)[1:3, : len(rows)])
         block.replay()
         first, second = (result[: len(result) // shape.num_rows * len(rows)] for result in block.results)
         return first, second

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,6 +14,8 @@ from deepinfer.ops.batch import TokenBatch
 from deepinfer.ops.values import DrawKeys
 from deepinfer.runner.batch import BatchBuilder
 from deepinfer.sampling.sampler import PlainDraws
+
+Verify = Callable[[Tensor], None]  # writes newest tokens and starts of rows into [2, rows] int32
 
 
 class DraftHead(Protocol):
@@ -74,6 +77,11 @@ class Drafts:
         tokens, signs = self._head.draft(self._builder.int64(rows.newest), batch, keys)
         self._builder.store_ahead(tokens, batch)
         return tokens, signs
+
+    def follow(self, rows: DraftRows, draws: PlainDraws, verify: Verify) -> tuple[Tensor, Tensor] | None:
+        """`draft` for rows whose newest tokens and starts are still unknown: `verify` queues what finds them. None:
+        nothing was queued, they have to be told."""
+        return None
 
     def store(self, rows: DraftRows, tokens: Tensor) -> None:
         """Leave drafts [n, places] in the token ring, where the next step looks for them."""

@@ -102,6 +102,10 @@ class GraphCache:
     def __len__(self) -> int:
         return len(self._found)
 
+    def has(self, shape: Hashable) -> bool:
+        """Whether `find` gives what was recorded."""
+        return shape in self._found
+
     def find(self, shape: Hashable, record: Callable[[], Value]) -> Value | None:
         """What `record` gave for this shape; None where the work is to be run without a graph.
 

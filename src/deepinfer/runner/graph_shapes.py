@@ -6,6 +6,7 @@ buffer that a single copy fills. What is too many belongs to the padding slot, w
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from dataclasses import dataclass
 
@@ -63,7 +64,7 @@ class StepShape:
         starts[:num_rows], slots[:num_rows] = plan.starts, plan.slots
         plan.counts.cumsum(dtype=np.int32, out=offsets[1 : num_rows + 1])
         offsets[num_rows + 1 :] = self.num_tokens  # a row of what is too much, then rows of nothing
-        rows[:] = layout.count[: self.num_rows].repeat(np.diff(offsets))
+        rows[:] = layout.count[: self.num_rows].repeat(offsets[1:] - offsets[:-1])
         np.add(layout.count, (starts - offsets[:-1])[rows], out=positions)
         return numbers
 
@@ -90,20 +91,30 @@ def _layout(num_tokens: int, num_rows: int) -> _Layout:
     return _Layout(tuple(parts), begin, np.arange(num_tokens, dtype=np.int32))
 
 
-def padded_batch(shape: StepShape, numbers: Tensor, builder: BatchBuilder) -> ForwardBatch:
-    """The forward pass of a packed plan, all of it worked out on the device."""
+def packed_rows(shape: StepShape, numbers: Tensor, builder: BatchBuilder) -> TokenBatch:
+    """The rows of a packed plan without their blocks: nothing but views."""
     positions, rows, row_offsets, row_starts, row_slots = shape.views(numbers)
-    slots = row_slots[rows].long()
-    tokens = builder.token_ring[slots, positions % builder.token_ring.shape[1]].long()
-    batch = TokenBatch(
+    return TokenBatch(
         positions=positions,
         rows=rows,
         row_offsets=row_offsets,
         row_starts=row_starts,
         row_slots=row_slots,
-        block_table=builder.block_table[:, : shape.num_columns].index_select(0, row_slots),
-        window_starts=torch.zeros_like(row_starts),
+        block_table=builder.block_table[:1, :1].expand(shape.num_rows, 1),
+        window_starts=row_starts,
         block_tokens=builder.block_tokens,
         max_position=shape.num_columns * builder.block_tokens - 1,
+    )
+
+
+def padded_batch(shape: StepShape, numbers: Tensor, builder: BatchBuilder) -> ForwardBatch:
+    """The forward pass of a packed plan, all of it worked out on the device."""
+    batch = packed_rows(shape, numbers, builder)
+    slots = batch.row_slots[batch.rows].long()
+    tokens = builder.token_ring[slots, batch.positions % builder.token_ring.shape[1]].long()
+    batch = dataclasses.replace(
+        batch,
+        block_table=builder.block_table[:, : shape.num_columns].index_select(0, batch.row_slots),
+        window_starts=torch.zeros_like(batch.row_starts),
     )
     return ForwardBatch(tokens, None, batch, batch, None, None, shape.feeds_draft)

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from deepinfer.messages import StepPlan
-from deepinfer.ops.batch import Computed
+from deepinfer.ops.batch import Computed, TokenBatch
 from deepinfer.ops.transfer import Staged
 from deepinfer.runner.batch import BatchBuilder
 from deepinfer.runner.graph_cache import GraphCache
-from deepinfer.runner.graph_shapes import ALIGNMENT, StepShape, padded, padded_batch
+from deepinfer.runner.graph_shapes import ALIGNMENT, StepShape, packed_rows, padded, padded_batch
 from deepinfer.runner.model import Model
 
 MAX_TOKENS = 2048  # of a step that is captured; launches are the lesser part of larger ones
@@ -27,6 +28,14 @@ MAX_TOKENS = 2048  # of a step that is captured; launches are the lesser part of
 def logits_memory(num_slots: int, num_drafts: int, vocab_size: int, device: torch.device) -> Tensor:
     """[most tokens of a step that is captured, vocab] float32, for logits of steps and of drafts."""
     return torch.zeros(padded(min(num_slots * (1 + num_drafts), MAX_TOKENS)), vocab_size, device=device)
+
+
+@dataclass(frozen=True)
+class Step:
+    """A captured step, and its rows, see `Computed`."""
+
+    replay: Callable[[], None]
+    rows: TokenBatch
 
 
 class StepGraphs:
@@ -45,11 +54,8 @@ class StepGraphs:
     def takes(self, plan: StepPlan) -> bool:
         """Whether it is a step of decode rows alone, all past the first window of their decoder half."""
         return bool(
-            0 < plan.num_tokens <= len(self._logits)
-            and not plan.is_prefill.any()
-            and plan.samples.all()
-            and not plan.wants_logits.any()
-            and not len(plan.logprob_rows)
+            not plan.has_prefill
+            and 0 < plan.num_tokens <= len(self._logits)
             and (plan.starts - plan.decoder_starts >= np.where(plan.decoder_starts, self._builder.window - 1, 0)).all()
         )
 
@@ -60,26 +66,27 @@ class StepGraphs:
         """
         builder = self._builder
         shape = StepShape.of(plan, builder.block_tokens, builder.block_table.shape[1], feeds_draft=feeds_draft)
-        replay = self._graphs.find(shape, lambda: self._record(shape))
-        if replay is None:
+        step = self._graphs.find(shape, lambda: self._record(shape))
+        if step is None:
             return None
         builder.apply_changes(plan)
         self._staged.send(shape.pack(plan))
-        replay()
+        step.replay()
         end = plan.num_tokens
-        return Computed(None, self._logits[:end], (self._token_ids[:end], self._is_finite[:end]))
+        return Computed(None, self._logits[:end], (self._token_ids[:end], self._is_finite[:end]), step.rows)
 
-    def _record(self, shape: StepShape) -> Callable[[], None]:
+    def _record(self, shape: StepShape) -> Step:
         self._staged.send(shape.pack(_nothing()))
 
         def step() -> None:
             batch = padded_batch(shape, self._staged.numbers, self._builder)
             batch = dataclasses.replace(batch, logits=self._logits[: shape.num_tokens])
-            _, _, (token_ids, is_finite) = self._model.compute(batch, shape.num_tokens)
+            token_ids, is_finite = self._model.compute(batch, shape.num_tokens).best
             self._token_ids[: shape.num_tokens].copy_(token_ids)
             self._is_finite[: shape.num_tokens].copy_(is_finite)
 
-        return self._graphs.recorder.record(step)
+        replay = self._graphs.recorder.record(step)
+        return Step(replay, packed_rows(shape, self._staged.numbers, self._builder))
 
 
 def _nothing() -> StepPlan:

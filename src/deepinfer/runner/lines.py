@@ -27,8 +27,9 @@ class Lines:
     @classmethod
     def of(cls, plan: StepPlan) -> Lines:
         """Of a plan as it runs."""
-        if plan.is_plain:
-            return cls(plan.slots, plan.starts + 1, plan.counts, plan.decoder_starts, is_single=True)
+        if not plan.has_prefill:
+            is_single = plan.is_plain or int(plan.counts.max(initial=1)) == 1
+            return cls(plan.slots, plan.starts + 1, plan.counts, plan.decoder_starts, is_single)
         samples, steps = plan.samples, np.where(plan.is_prefill, plan.counts, 1)
         counts = np.where(plan.is_prefill, 1, plan.counts)[samples]
         firsts, is_single = (plan.starts + steps)[samples], bool((counts == 1).all())

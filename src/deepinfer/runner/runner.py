@@ -112,11 +112,13 @@ class Runner:
         """Draw the next tokens, leave the newest in the token rings for the next step, return them."""
         plan, lines = forwarded.plan, forwarded.lines
         drafting = None if plan.is_plain else self.speculation
-        hidden, logits, best = forwarded.computed
+        hidden, logits, best, rows = forwarded.computed
         masks = None if self.constraints is None else self.constraints.masks()
         before, proposed = (None, None) if drafting is None else (drafting.before(lines), drafting.proposed(lines))
         drawn = self.sampler.sample(logits, lines.line_slots, lines.line_positions, masks, before, proposed, best)
-        token_ids, is_finite, has_choice, logprobs = _arrived(drawn)
+        arrival = _departed(drawn)
+        is_followed = drafting is not None and drafting.follow(lines, drawn, rows, self.constraints)
+        token_ids, is_finite, has_choice, logprobs = _arrived(drawn, arrival)
         errors = {} if masks is None else masks.errors
         if errors:
             is_finite[list(errors)] = False
@@ -126,12 +128,13 @@ class Runner:
         self._observe(lines, drawn.token_ids, num_tokens)
         if self.constraints is not None and masks is not None:
             self.constraints.take(token_ids, lines.offsets, lines.counts if num_tokens is None else num_tokens)
-        if drafting is not None and num_tokens is not None:
-            if not plan.is_prefill.any():
-                drafting.observe_step(plan.num_tokens, time.monotonic() - forwarded.started)
-            newest = token_ids[lines.offsets + np.maximum(num_tokens, 1) - 1]
-            drafting.propose(lines, newest, self.constraints)
-        self._store(lines, drawn.token_ids, num_tokens)  # while the drafts are made
+        if drafting is not None and num_tokens is not None and not plan.has_prefill:
+            drafting.observe_step(plan.num_tokens, time.monotonic() - forwarded.started)
+        if not is_followed:
+            if drafting is not None and num_tokens is not None:
+                newest = token_ids[lines.offsets + np.maximum(num_tokens, 1) - 1]
+                drafting.propose(lines, newest, self.constraints)
+            self._store(lines, drawn.token_ids, num_tokens)  # while the drafts are made
         prompt_logits, start = ({}, 0) if plan.is_plain else self._prompt_logits(plan, hidden, lines.num_lines)
         result = StepResult(
             step=plan.step,
@@ -220,12 +223,18 @@ def _keep_lines(result: StepResult, lines: Lines, num_tokens: Int32) -> None:
     result.errors = {int(places[line]): error for line, error in result.errors.items() if kept[line]}
 
 
-def _arrived(drawn: Sampled) -> tuple[Int32, Bool, Bool | None, Logprobs | None]:
-    """The same on the host; waits for the step, and not for the drafts behind it."""
+def _departed(drawn: Sampled) -> Arrival:
+    """What was drawn, on its way to the host; the drafts behind it are not waited for."""
     choice = () if drawn.has_choice is None else (drawn.has_choice,)
-    token_ids, is_finite, *others = Arrival(drawn.token_ids, drawn.is_finite, *choice, *(drawn.logprobs or ())).wait()
-    logprobs = None if drawn.logprobs is None else Logprobs(*others[len(choice) :])
-    return token_ids.astype(np.int32), is_finite, others[0] if choice else None, logprobs
+    return Arrival(drawn.token_ids, drawn.is_finite, *choice, *(drawn.logprobs or ()))
+
+
+def _arrived(drawn: Sampled, arrival: Arrival) -> tuple[Int32, Bool, Bool | None, Logprobs | None]:
+    """The same on the host, once it is there."""
+    token_ids, is_finite, *others = arrival.wait()
+    has_choice = None if drawn.has_choice is None else others.pop(0)
+    logprobs = None if drawn.logprobs is None else Logprobs(*others)
+    return token_ids.astype(np.int32), is_finite, has_choice, logprobs
 
 
 def _parts(start: int, end: int) -> list[tuple[int, int]]:

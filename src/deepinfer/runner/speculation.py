@@ -8,17 +8,19 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from deepinfer.config.engine import DraftAcceptance
-from deepinfer.messages import Bool, DraftCounts, Int32, SlotSetup, StepPlan, StepResult
+from deepinfer.messages import Bool, DraftCounts, Int32, Int64, SlotSetup, StepPlan, StepResult
+from deepinfer.ops.batch import TokenBatch
 from deepinfer.ops.transfer import Arrival, Moment
 from deepinfer.runner.batch import BatchBuilder
 from deepinfer.runner.drafts import DraftRows, Drafts
 from deepinfer.runner.lines import Lines
 from deepinfer.sampling.before import Before
 from deepinfer.sampling.rejection import DRAFT_NOISE, Proposed
-from deepinfer.sampling.sampler import Sampler
+from deepinfer.sampling.sampler import Sampled, Sampler
 from deepinfer.speculate.calibration import Signs
 from deepinfer.speculate.policy import DraftPolicy
 from deepinfer.speculate.progress import SlotProgress, decode_rows
@@ -38,9 +40,10 @@ class _Drafted:
 class Speculation:
     """Proposes drafts after each step and says which of them the next one checks and keeps.
 
-    Called by the device thread, in this order for each step: `wait`, `set_slots`, `resolve`, `before`, `verify`,
-    `propose`, `report`; only `rest` between the first and the last for a plain one. `propose` does not wait for the
-    drafts: the next step is planned and, where the policy does not look at them, queued while they are made.
+    Called by the device thread, in this order for each step: `wait`, `set_slots`, `resolve`, `before`, `follow`,
+    `verify`, where nothing follows `propose`, and `report`; only `rest` between the first and the last for a plain one.
+    Nobody waits for the drafts: the next step is planned and, where the policy does not look at them, queued while they
+    are made.
     acceptance: see `SpeculateOptions`.
     """
 
@@ -65,12 +68,13 @@ class Speculation:
         self._num_useful = np.zeros(num_slots + 1, dtype=np.int32)
         nothing = np.zeros(num_drafts, dtype=np.int64)
         self._counts = DraftCounts(nothing, nothing, nothing, 0, 0.0)
-        self._eos_ids, self._ignores_eos = np.array(eos_ids, dtype=np.int32), np.zeros(num_slots + 1, dtype=np.bool_)
+        self._eos_ids, self._ignores_eos = tuple(eos_ids), np.zeros(num_slots + 1, dtype=np.bool_)
         self._is_coupled = acceptance == "coupled"
         self._drawn_from: Tensor | None = None  # with rejection: logits [num_slots + 1, drafts, vocab] of the drafts
         self._num_known = np.zeros(num_slots + 1, dtype=np.int32)
         self._main_starts = np.zeros(num_slots + 1, dtype=np.int32)  # from where on the head has read every position
         self._is_resting = False
+        self._is_wanted = False  # drafts behind the step
 
     def wait(self) -> None:
         """Wait for the newest drafts where the policy looks at them, so that no step's time contains them."""
@@ -92,7 +96,7 @@ class Speculation:
         It does for decode rows where the policy says so, and for prompts in their last window.
         """
         is_prefill = plan.is_prefill
-        if self._policy.feeds_head and not is_prefill.all():
+        if self._policy.feeds_head and not (plan.has_prefill and is_prefill.all()):
             return True
         ends = plan.starts + plan.counts
         if (is_prefill & (ends > self._num_known[plan.slots] - window)).any():
@@ -115,9 +119,9 @@ class Speculation:
         if constraints is not None and constraints.has_any(slots):
             self._receive()
             room = constraints.limit_drafts(slots, self._tokens, room)
-        num_other = plan.num_tokens - int(plan.counts[rows].sum())
-        signs = Signs(*self._signs[:, slots])
-        return self.progress.resolve(plan, self._policy.choose(signs, room, self._num_useful[slots], num_other))
+        num_other = plan.num_tokens - int(plan.counts[rows].sum()) if plan.has_prefill else 0
+        chosen = self._policy.choose(self._signs_of(slots), room, self._num_useful[slots], num_other)
+        return self.progress.resolve(plan, chosen)
 
     def rest(self, num_rows: int, seconds: float) -> None:
         """A plain step of so many rows took so long; nothing of it is noted but that."""
@@ -153,16 +157,48 @@ class Speculation:
             self._checked = lines.slots, lines.counts - 1, num_tokens - 1
         self.progress.starts[lines.slots] = lines.firsts + num_tokens - 1
         self._num_ready[lines.slots] = 0
+        if self._on_way is not None:
+            self._expect(lines.slots[self.progress.goes_on(lines.slots, self.progress.starts[lines.slots])])
         return num_tokens
 
     def observe_step(self, num_tokens: int, seconds: float) -> None:
         """A step of decode rows took so long up to here, drafting not included."""
         self._policy.observe_step(num_tokens, seconds)
 
+    def follow(
+        self, lines: Lines, drawn: Sampled, rows: TokenBatch | None, constraints: ConstrainedRows | None
+    ) -> bool:
+        """Queue the drafting behind a step that nobody has seen the tokens of, which stores the newest ones too.
+
+        So the device does not wait for the host between the two. False where that cannot be: stages or a grammar change
+        draws, a pass or the step (rows: see `Computed`) is not captured, or there is nothing to draft.
+        """
+        num_rows = int(self.progress.goes_on(lines.slots, lines.firsts).sum())
+        self._is_wanted = num_rows > 0 and self._policy.wants_drafts(num_rows)
+        if not (self._is_wanted and rows is not None and self._is_coupled):
+            return False
+        if constraints is not None and constraints.has_any(lines.slots):
+            return False
+        draws = self._sampler.plain_draws(lines.slots, lines.firsts - 1)
+        if draws is None:
+            return False
+        begin, unknown = Moment(self._builder.device), np.zeros_like(lines.slots)
+        window_starts = np.maximum(lines.decoder_starts, self._main_starts[lines.slots])
+        drafted = self._drafts.follow(
+            DraftRows(lines.slots, unknown, unknown, window_starts),
+            draws,
+            lambda newest: self._builder.verify(drawn.token_ids, drawn.is_finite, rows, newest),
+        )
+        if drafted is None:
+            return False
+        assert self._on_way is None, "the drafts of the last step were not taken"
+        self._on_way = _Drafted(lines.slots, Arrival(*drafted), begin)
+        return True
+
     def propose(self, lines: Lines, newest: Int32, constraints: ConstrainedRows | None) -> None:
         """Draft what may follow each row's newest token [rows], and leave it where the next step reads tokens."""
-        places = np.flatnonzero(self.progress.goes_on(lines.slots))
-        if not len(places) or not self._policy.wants_drafts(len(places)):
+        places = np.flatnonzero(self.progress.goes_on(lines.slots, self.progress.starts[lines.slots]))
+        if not (self._is_wanted and len(places)):
             return
         assert self._on_way is None, "the drafts of the last step were not taken"
         begin = Moment(self._builder.device)
@@ -179,8 +215,12 @@ class Speculation:
             tokens, signs = self._draw(rows, under_grammar)
             self._drafts.store(rows, tokens)
         self._on_way = _Drafted(slots, Arrival(tokens, signs), begin)
+        self._expect(slots)
+
+    def _expect(self, slots: Int32) -> None:
+        """Drafts for these slots are on their way."""
         self._num_ready[slots] = self.num_drafts
-        self._counts = dataclasses.replace(self._counts, proposed=self._counts.proposed + len(places))
+        self._counts = dataclasses.replace(self._counts, proposed=self._counts.proposed + len(slots))
 
     def _receive(self) -> None:
         """Take the drafts that are on their way; a new occupant of one of their slots has none ready."""
@@ -189,7 +229,7 @@ class Speculation:
         drafted, self._on_way = self._on_way, None
         tokens, signs = drafted.arrival.wait()
         self._tokens[drafted.slots] = tokens
-        self._num_useful[drafted.slots] = self._count_to_end(drafted.slots)
+        self._num_useful[drafted.slots] = self._count_to_end(drafted.slots, tokens)
         self._signs[:, drafted.slots] = signs.transpose(1, 0, 2)
         self._policy.observe_drafting(len(drafted.slots), drafted.arrival.there.seconds_since(drafted.begin))
 
@@ -212,10 +252,14 @@ class Speculation:
             signs.append(torch.stack([confidence, drafted.logprobs], dim=1))
         return tokens, torch.stack(signs, dim=2)
 
-    def _count_to_end(self, slots: Int32) -> Int32:
-        """Drafts [rows] up to and with the first that ends its answer; all of them where none does."""
-        is_end = (self._tokens[slots][..., None] == self._eos_ids).any(-1) & ~self._ignores_eos[slots][:, None]
-        return np.where(is_end.any(axis=1), is_end.argmax(axis=1) + 1, self.num_drafts).astype(np.int32)
+    def _count_to_end(self, slots: Int32, tokens: NDArray[np.integer]) -> Int32:
+        """Drafts [rows], of these [rows, drafts], up to and with the first that ends its answer; all if none does."""
+        num_useful = np.full(len(slots), self.num_drafts, dtype=np.int32)
+        for eos_id in self._eos_ids:
+            rows, places = (tokens == eos_id).nonzero()
+            if len(rows):
+                np.minimum.at(num_useful, rows, np.where(self._ignores_eos[slots[rows]], self.num_drafts, places + 1))
+        return num_useful
 
     def _keep_logits(self, slots: Int32, place: int, logits: Tensor) -> None:
         """Rejection needs to know what drafts were drawn from."""
@@ -234,14 +278,23 @@ class Speculation:
 
     def _note(self, slots: Int32, checked: Int32, accepted: Int32) -> None:
         """Rows of these slots checked so many drafts and accepted so many [rows]."""
-        rows, places = np.flatnonzero(checked), np.arange(self.num_drafts)
+        rows = np.flatnonzero(checked)
         slots, checked = slots[rows], checked[rows]
         accepted = np.minimum(accepted[rows], self._num_useful[slots]).clip(0)
-        self._policy.observe(Signs(*self._signs[:, slots]), checked, accepted)
+        self._policy.observe(self._signs_of(slots), checked, accepted)
         self._counts = dataclasses.replace(
             self._counts,
-            checked=self._counts.checked + (places < checked[:, None]).sum(0),
-            accepted=self._counts.accepted + (places < accepted[:, None]).sum(0),
+            checked=self._counts.checked + self._by_place(checked),
+            accepted=self._counts.accepted + self._by_place(accepted),
             num_rows=self._counts.num_rows + len(rows),
             calibration_error=self._policy.calibration_error,
         )
+
+    def _signs_of(self, slots: Int32) -> Signs:
+        """Of the drafts of these slots, if the policy looks at any."""
+        return Signs(*self._signs[:, slots if self._policy.reads_signs else slots[:0]])
+
+    def _by_place(self, counts: Int32) -> Int64:
+        """Rows that have a draft at each place [drafts] int64, of so many drafts [rows]."""
+        have = np.bincount(counts, minlength=1 + self.num_drafts)[::-1].cumsum()[::-1]
+        return have[1:]

@@ -78,8 +78,9 @@ def _step(runner: Runner, num_slots: int, num_tokens: int) -> None:
     starts: Int32 = np.full(num_rows, POSITION, dtype=np.int32)
     plan = padding_plan(starts, spread(num_tokens, num_rows), is_prefill=False)
     lines = Lines.of(plan)
-    _, logits, best = runner.compute(plan, lines, feeds_draft=True)
-    runner.sampler.sample(logits, lines.line_slots, lines.line_positions, best=best).token_ids.cpu()
+    computed = runner.compute(plan, lines, feeds_draft=True)
+    slots, positions = lines.line_slots, lines.line_positions
+    runner.sampler.sample(computed.logits, slots, positions, best=computed.best).token_ids.cpu()
 
 
 def _draft(drafts: Drafts, num_rows: int) -> None:

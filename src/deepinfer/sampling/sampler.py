@@ -73,8 +73,8 @@ class Sampler:
         self._changes = make_changes(num_slots, vocab_size, eos_ids, device)
         self._slots = SlotParams(num_slots)
         self._golden = Golden()
-        self._is_plain = np.zeros(num_slots, dtype=np.bool_)  # of slots: known to need no stage any more
-        self._is_bare = np.zeros(num_slots, dtype=np.bool_)  # of slots: greedy, and told no log-probabilities
+        self._is_plain = np.arange(num_slots) == 0  # of slots: known to need no stage any more, as the padding slot
+        self._is_bare = self._is_plain.copy()  # of slots: greedy, and told no log-probabilities
 
     def set_slot(self, setup: SlotSetup) -> None:
         """The slot has a new occupant; its `params.seed` is not None."""

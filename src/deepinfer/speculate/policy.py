@@ -24,7 +24,7 @@ MEAN_RATE = 0.05  # share of one step in the mean survival of drafts
 class DraftPolicy(Protocol):
     """Decides on the device's side of a step, where accepted counts and signs are known.
 
-    reads_signs: whether `choose` looks at them, and so has to wait for the drafts.
+    reads_signs: whether it looks at them, and so has to wait for the drafts; it is given none otherwise.
     """
 
     @property
@@ -39,7 +39,7 @@ class DraftPolicy(Protocol):
         ...
 
     def wants_drafts(self, num_rows: int) -> bool:
-        """Whether to draft for the next step of so many rows."""
+        """Whether to draft for the next step of so many rows; asked once in a step, before its time is known."""
         ...
 
     @property
@@ -125,6 +125,7 @@ class CheckWorthwhile:
         self._num_tries = TRIED_STEPS  # steps that draft whatever that costs; nothing is known yet
         self._is_try = False
         self._num_drafted = 0  # steps with drafts since the last plain one
+        self._rate = RATE  # for the time of the step that is under way
         self._num_rows = 0  # of the last plain step that was looked at
 
     @property
@@ -150,6 +151,8 @@ class CheckWorthwhile:
         return np.where(room < 0, -1, chosen).astype(np.int32)
 
     def wants_drafts(self, num_rows: int) -> bool:
+        is_sample = self._num_plain == self._num_drafted == 0
+        self._rate = SAMPLE_RATE if is_sample or self._is_try else RATE
         if self._num_drafted >= DRAFTED_STEPS:
             self._num_drafted = 0
             return False
@@ -188,8 +191,7 @@ class CheckWorthwhile:
         self._calibration.observe(signs, num_checked, num_accepted)
 
     def observe_step(self, num_tokens: int, seconds: float) -> None:
-        is_sample = self._num_plain == self._num_drafted == 0
-        self.step_costs.observe(num_tokens, seconds, SAMPLE_RATE if is_sample or self._is_try else RATE)
+        self.step_costs.observe(num_tokens, seconds, self._rate)
 
     def observe_drafting(self, num_rows: int, seconds: float) -> None:
         self.draft_costs.observe(num_rows, seconds, SAMPLE_RATE if self._is_try else RATE)

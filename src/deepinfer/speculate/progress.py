@@ -29,9 +29,9 @@ class SlotProgress:
         room: Int32 = np.minimum(plan.counts[rows], self._limits[slots] - self.starts[slots]) - 1
         return np.maximum(room, -1)
 
-    def goes_on(self, slots: Int32) -> Bool:
-        """Which slots may check a draft in their next row, by their request's limit; the padding slot does not."""
-        goes_on: Bool = self.starts[slots] + 1 < self._limits[slots]
+    def goes_on(self, slots: Int32, starts: Int32) -> Bool:
+        """Which slots may check a draft in a row from there on, by their request's limit; the padding slot does not."""
+        goes_on: Bool = starts + 1 < self._limits[slots]
         return goes_on
 
     def resolve(self, plan: StepPlan, num_drafts: Int32) -> StepPlan:
@@ -56,4 +56,4 @@ class SlotProgress:
 
 def decode_rows(plan: StepPlan) -> slice | NDArray[np.int64]:
     """Index of the decode rows; of all rows by a slice, which copies nothing."""
-    return np.flatnonzero(~plan.is_prefill) if plan.is_prefill.any() else slice(None)
+    return np.flatnonzero(~plan.is_prefill) if plan.has_prefill else slice(None)

@@ -74,7 +74,7 @@ class BoundDraft:
         """
         ops = self._ops
         x, logits = (value.unflatten(0, (len(tokens), -1)) for value in self.block(tokens, batch))
-        drafts, signs = [], []
+        drafts, confidences, best = [], [], []
         for place in range(logits.shape[1]):
             given = logits[:, place], x[:, place], tokens
             if keys is None:
@@ -84,5 +84,6 @@ class BoundDraft:
                 tokens = ops.draw(row, keys.temperature, keys.seeds, keys.positions + place)
                 logprobs = ops.best_logprobs(row)
             drafts.append(tokens)
-            signs.append(torch.stack([confidence, logprobs], dim=1))
-        return torch.stack(drafts, dim=1), torch.stack(signs, dim=2)
+            confidences.append(confidence)
+            best.append(logprobs)
+        return torch.stack(drafts, dim=1), torch.stack([*confidences, *best], dim=1).unflatten(1, (2, -1))

@@ -59,6 +59,7 @@ FUNCTIONS: tuple[Callable[..., Any], ...] = (
     tokens.read_tokens,
     tokens.write_tokens,
     tokens.read_table,
+    tokens.verify,
     sample.best_tokens,
     sample.best_logprobs,
     sample.draw,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from deepinfer.ops.batch import TokenBatch
@@ -32,6 +33,29 @@ def write_tokens(numerics: Numerics, token_ids: Tensor, ring: Tensor, slots: Int
 def read_table(numerics: Numerics, table: Tensor, slots: Int32, columns: int) -> Tensor:
     """The first `columns` entries of these slots' lines [n, columns]."""
     return table[:, :columns].index_select(0, to_device(slots, table.device))
+
+
+def verify(
+    numerics: Numerics, token_ids: Tensor, is_usable: Tensor, batch: TokenBatch, ring: Tensor, newest: Tensor
+) -> None:
+    """Write the newest token of each row [rows], once its drafts are checked, and its position: [2, rows] int32.
+
+    (Why equal draws are kept: `speculate/verify.py`.)
+    """
+    expect("is_usable", is_usable, token_ids.shape)
+    expect("token ring", ring, (None, None))
+    expect("newest", newest, (2, None), ring.dtype)
+    num_rows = newest.shape[1]
+    starts, slots, offsets = (part[:num_rows].long() for part in (batch.row_starts, batch.row_slots, batch.row_offsets))
+    counts = batch.row_offsets[1 : num_rows + 1] - offsets
+    place = torch.arange(int(counts.max()) if num_rows else 1, device=ring.device)
+    lines = (offsets[:, None] + place).clamp(max=len(token_ids) - 1)
+    drafts = ring[slots[:, None], (starts[:, None] + 1 + place) % ring.shape[1]]
+    agrees = (token_ids[lines] == drafts) & is_usable[lines] & (place < counts[:, None] - 1)
+    accepted = agrees.cumprod(1).sum(1)
+    newest[0], newest[1] = token_ids[offsets + accepted], starts + 1 + accepted
+    real = newest[:, slots > 0]
+    ring[slots[slots > 0], real[1].long() % ring.shape[1]] = real[0]
 
 
 def _places(ring: Tensor, slots: Int32, positions: Int32) -> tuple[Tensor, Tensor]:

@@ -60,6 +60,7 @@ FUNCTIONS: tuple[Callable[..., Any], ...] = (
     draft.draft_next,
     draft.draft_likeliest,
     tokens.store_tokens,
+    tokens.verify,
     sample.best_tokens,
     sample.best_logprobs,
     sample.draw,
