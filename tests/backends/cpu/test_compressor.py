@@ -55,8 +55,9 @@ class Caches:
 
 
 def vectors(lengths: dict[int, int], hidden: int = HIDDEN) -> dict[int, Tensor]:
+    """Of numbers that bf16 holds, to which tiles round them."""
     random = torch.Generator().manual_seed(7)
-    return {slot: torch.randn(length, hidden, generator=random) for slot, length in lengths.items()}
+    return {slot: torch.randn(length, hidden, generator=random).bfloat16().float() for slot, length in lengths.items()}
 
 
 def run(ops, weights, caches: Caches, steps, x: dict[int, Tensor], tables) -> None:

@@ -48,8 +48,11 @@ def sizes_of(name: str) -> tuple[int, int, int]:
 
 @functools.cache
 def out(name: str) -> Case:
+    """Of numbers that bf16 holds, to which tiles round them."""
     heads, dim, _ = sizes_of(name)
-    return family.case("project_out", "prepare_attention", (weights_of(name),), lambda n: (normal(n, heads, dim),))
+    return family.case(
+        "project_out", "prepare_attention", (weights_of(name),), lambda n: (normal(n, heads, dim).bfloat16().float(),)
+    )
 
 
 @functools.cache
@@ -63,6 +66,14 @@ def inputs(name: str) -> Case:
 @pytest.mark.parametrize("name", [*MODELS, "odd"])
 def test_output_projection_is_that_of_the_reference(name):
     family.check_against_reference(out(name), LIMIT)
+
+
+@pytest.mark.parametrize("count", [1, 2, 40])
+@pytest.mark.parametrize("name", [*MODELS, "odd"])
+def test_tiles_round_attended_numbers_to_the_nearest_bf16_numbers(name, count, kind):
+    attended = normal(count, *sizes_of(name)[:2])
+    found, rounded = (out(name).cpu((each,))[0] for each in (attended, attended.bfloat16().float()))
+    assert torch.equal(found, rounded) == (kind == "tiles")
 
 
 @pytest.mark.parametrize("name", [*MODELS, "odd"])

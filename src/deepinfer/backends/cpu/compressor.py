@@ -60,7 +60,7 @@ def prepare_compressor(compressor: CompressorWeights) -> CpuCompressor:
         f"a compressor of ratio {compressor.ratio} has wgate only above ratio 1",
     )
     parts = (compressor.wkv,) if compressor.wgate is None else (compressor.wkv, compressor.wgate)
-    rows, index_wk = prepare_matrix(*parts), prepare_matrix(compressor.index_wk)
+    rows, index_wk = prepare_matrix(*parts, rounds_to_bf16=True), prepare_matrix(compressor.index_wk)
     norm, index_norm = numbers(compressor.norm.weight.value), numbers(compressor.index_norm.weight.value)
     frequencies = rope_frequencies(compressor.rope, torch.device("cpu")).contiguous()
     dim, index_dim, pairs = index_wk.columns, index_wk.rows, len(frequencies)

@@ -22,6 +22,7 @@ PANEL, BLOCK, TILE = 16, 32, 32
 ROUNDS_INPUTS = True  # tests turn it off to compare whole models sharply
 FLOAT32, BFLOAT16, E4M3, E2M1, TILED_BFLOAT16, TILED_E2M1, TILED_E4M3 = range(7)  # `enum Format`
 COLUMN_BITS = (32, 16, 8, 4, 16, 4, 8)
+UNROUNDED, TO_FP8, TO_BF16 = range(3)  # `enum Rounding`
 INPUT_PARTS = 3  # bf16 numbers that a float32 number is the sum of
 SCALED = (E4M3, E2M1, TILED_E2M1, TILED_E4M3)  # formats that keep their scales
 
@@ -60,10 +61,11 @@ class Matrix:
     columns: int
 
 
-def prepare_matrix(*weights: Weight, rounds: bool = False) -> Matrix:
+def prepare_matrix(*weights: Weight, rounds: bool = False, rounds_to_bf16: bool = False) -> Matrix:
     """One matrix, or several stacked by rows that share their input; each may have a leading stack dimension.
 
     rounds: if the weights are fp8 or fp4, the input of a product is rounded to fp8 in blocks of 32.
+    rounds_to_bf16: where tiles form products of one bf16 number for each input, the input is rounded to that.
     """
     stored = {_format(weight) for weight in weights}
     require(len(stored) == 1, "matrices that share their input must all be stored in the same format")
@@ -75,7 +77,10 @@ def prepare_matrix(*weights: Weight, rounds: bool = False) -> Matrix:
     require(
         not rounds or columns % BLOCK == 0, f"a product that rounds its input has {columns} columns, no whole blocks"
     )
-    panels, blocks, layout = -(-rows // PANEL), -(-columns // BLOCK), _layout(parts, number_format, rounds)
+    rounding = TO_FP8 if rounds else TO_BF16 if rounds_to_bf16 and ROUNDS_INPUTS else UNROUNDED
+    panels, blocks, layout = -(-rows // PANEL), -(-columns // BLOCK), _layout(parts, number_format, rounding)
+    if rounding == TO_BF16 and layout < TILED_BFLOAT16:
+        rounding = UNROUNDED
     value_bytes = panels * PANEL * blocks * BLOCK * COLUMN_BITS[layout] // 8
     scale_bytes = panels * PANEL * blocks if layout in SCALED else 0
     array, memory = (MatrixStruct * stack)(), []
@@ -83,7 +88,7 @@ def prepare_matrix(*weights: Weight, rounds: bool = False) -> Matrix:
         place = weights_arena().take(value_bytes + scale_bytes)
         memory.append(place)
         struct.values, struct.exponents = place.data_ptr(), place.data_ptr() + value_bytes if scale_bytes else None
-        struct.rows, struct.columns, struct.format, struct.rounds = rows, columns, layout, rounds
+        struct.rows, struct.columns, struct.format, struct.rounds = rows, columns, layout, rounding
         members = [part.value[number].contiguous() for part in parts]  # one by one: a stack may take no memory yet
         each = [_part(value, part.scale, number, columns) for value, part in zip(members, parts, strict=True)]
         native().pack((PartStruct * len(each))(*each), len(each), number_format, ctypes.byref(struct))
@@ -91,13 +96,13 @@ def prepare_matrix(*weights: Weight, rounds: bool = False) -> Matrix:
 
 
 def prepare_groups(weight: Weight, num_groups: int) -> Matrix:
-    """A stack of `num_groups` matrices out of one whose rows they share in order; their inputs are not rounded."""
+    """A stack of `num_groups` matrices out of one whose rows they share in order; inputs are rounded to bf16 alone."""
     rows = weight.value.shape[0]
     require(rows % num_groups == 0, f"a matrix of {rows} rows has no {num_groups} equal groups")
     value, scale = weight.value.unflatten(0, (num_groups, -1)), None
     if weight.scale is not None:
         scale = _row_scales(weight.scale.view(torch.uint8), rows).unflatten(0, (num_groups, -1))
-    return prepare_matrix(Weight(value, scale))
+    return prepare_matrix(Weight(value, scale), rounds_to_bf16=True)
 
 
 def multiply(x: Tensor, matrix: Matrix) -> Tensor:
@@ -116,9 +121,9 @@ def _format(weight: Weight) -> int:
     return BFLOAT16 if is_exact else FLOAT32
 
 
-def _layout(parts: Sequence[Weight], number_format: int, rounds: bool) -> int:
+def _layout(parts: Sequence[Weight], number_format: int, rounding: int) -> int:
     """The format that weights stored like this are packed in; rounded inputs are one bf16 number each, others three."""
-    if number_format == FLOAT32 or native().tile_parts() < (1 if rounds else INPUT_PARTS):
+    if number_format == FLOAT32 or native().tile_parts() < (1 if rounding else INPUT_PARTS):
         return number_format
     if number_format == BFLOAT16:
         return TILED_BFLOAT16

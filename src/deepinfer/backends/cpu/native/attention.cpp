@@ -33,10 +33,6 @@ struct Layer {
     const float *sink, *frequencies;  // [heads], [pairs]
     int64_t heads, dim, window, pairs;
     int64_t padded;  // heads in whole vectors or tiles
-    bool is_twice;   // results of a head are the sum of two, which lie half of the padded heads apart
-
-    int64_t period() const { return is_twice ? padded / 2 : padded; }
-
     float scale() const { return 1.0f / std::sqrt(static_cast<float>(dim)); }
 };
 
@@ -61,10 +57,12 @@ struct WideKeys {
     float* rows;
     int64_t dim;
 
-    static int64_t size(int64_t count, int64_t dim, int64_t) { return (count + KEYS) * dim; }
-    WideKeys(float* memory, int64_t, int64_t key_dim, int64_t) : rows(memory), dim(key_dim) {}
-    float* row(int64_t number) const { return rows + number * dim; }
-    void pair(int64_t) const {}
+    static int64_t size(int64_t count, int64_t dim) { return (count + KEYS) * dim; }
+    WideKeys(float* memory, int64_t, int64_t key_dim) : rows(memory), dim(key_dim) {}
+    template <class Unpack>
+    void fill(int64_t first, int64_t last, const Unpack& unpack) const {
+        for (int64_t k = first; k < last; ++k) unpack(k, rows + k * dim);
+    }
 };
 
 // One token's query [dim, padded heads], scaled, and what a block of keys needs; a thread's own memory.
@@ -146,10 +144,12 @@ void fold_block(const Query& query, const Sums& sums, const Layer& layer, const 
 
 // The two ways to form sums of one token: what they keep of keys and query, and how they fold a block of keys in.
 struct ByVectors {
-    struct Use {};
+    struct Use {
+        explicit Use(int64_t) {}
+    };
     using Keys = WideKeys;
     using Number = float;
-    static constexpr int64_t MOST_KEYS = BLOCK_KEYS;
+    static constexpr int64_t MOST_KEYS = BLOCK_KEYS, GROUP = 1;
     const Layer& layer;
     const Query query;
 
@@ -162,11 +162,11 @@ struct ByVectors {
 
 struct ByTiles {
     struct Use : TileUse {
-        Use() : TileUse(TILE_ROWS) {}
+        explicit Use(int64_t heads) : TileUse(tile_heads(heads)) {}
     };
     using Keys = TileKeys;
     using Number = uint16_t;
-    static constexpr int64_t MOST_KEYS = TILE_KEYS;
+    static constexpr int64_t MOST_KEYS = TILE_KEYS, GROUP = KEY_GROUP;
     const Layer& layer;
     const TileQuery query;
 
@@ -178,9 +178,9 @@ struct ByTiles {
 
 // Memory of `count` keys.
 template <class Way, class Tag>
-typename Way::Keys make_keys(int64_t count, int64_t dim, int64_t step) {
+typename Way::Keys make_keys(int64_t count, int64_t dim) {
     using Keys = typename Way::Keys;
-    return Keys(scratch<Tag, typename Way::Number>(Keys::size(count, dim, step)), count, dim, step);
+    return Keys(scratch<Tag, typename Way::Number>(Keys::size(count, dim)), count, dim);
 }
 
 template <class Way>
@@ -192,7 +192,7 @@ void fold_keys(const Way& way, const Sums& sums, const typename Way::Keys& keys,
 
 template <class Way>
 void fold_entries(const Way& way, const Sums& sums, const Step& step, int64_t row, const int32_t* entries, int64_t dim) {
-    const auto keys = make_keys<Way, EntryMemory>(Way::MOST_KEYS, dim, 2);
+    const auto keys = make_keys<Way, EntryMemory>(Way::MOST_KEYS, dim);
     const uint8_t* packed[Way::MOST_KEYS];
     int64_t taken = 0;
     bool is_first = true;
@@ -204,8 +204,7 @@ void fold_entries(const Way& way, const Sums& sums, const Step& step, int64_t ro
             __builtin_prefetch(packed[count]);
             __builtin_prefetch(packed[count++] + step.pages->bytes - 1);
         }
-        for (int64_t k = 0; k < count; ++k) unpack_compressed(packed[k], dim, keys.row(k));
-        keys.pair(count);
+        keys.fill(0, count, [&](int64_t k, auto* row) { unpack_compressed(packed[k], dim, row); });
         if (count) way.fold(sums, keys, 0, count, is_first), is_first = false;
     }
     if (is_first) sums.clear(way.layer.padded, dim);
@@ -214,13 +213,9 @@ void fold_entries(const Way& way, const Sums& sums, const Step& step, int64_t ro
 // What the results of both parts are worth, in the place of their totals.
 void weigh(const Sums& window, const Sums& entries, const Layer& layer) {
     for (int64_t head = 0; head < layer.heads; head += LANES) {
-        const auto total = [&](const Sums& sums) {
-            const Vec own = load(sums.total + head);
-            return layer.is_twice ? own + load(sums.total + head + layer.period()) : own;
-        };
         const Vec peak = maximum(load(window.peak + head), load(entries.peak + head));
         const Vec a = exponential(load(window.peak + head) - peak), b = exponential(load(entries.peak + head) - peak);
-        const Vec share = 1.0f / (total(window) * a + total(entries) * b);
+        const Vec share = 1.0f / (load(window.total + head) * a + load(entries.total + head) * b);
         store(window.total + head, a * share);
         store(entries.total + head, b * share);
     }
@@ -228,36 +223,37 @@ void weigh(const Sums& window, const Sums& entries, const Layer& layer) {
 
 // Both parts of a token brought together.
 void finish(const Sums& window, const Sums& entries, const Layer& layer, int64_t position, float* out) {
-    const int64_t dim = layer.dim, second = layer.period() * dim;
+    const int64_t dim = layer.dim;
     Turn turn;
     set_turn(turn, static_cast<int32_t>(position), layer.frequencies, layer.pairs);
     weigh(window, entries, layer);
     for (int64_t head = 0; head < layer.heads; ++head, out += dim) {
         const float *from = window.result + head * dim, *other = entries.result + head * dim;
         const float a = window.total[head], b = entries.total[head];
-        if (layer.is_twice)
-            for (int64_t i = 0; i < dim; i += LANES)
-                store(out + i, (load(from + i) + load(from + second + i)) * a +
-                                   (load(other + i) + load(other + second + i)) * b);
-        else
-            for (int64_t i = 0; i < dim; i += LANES) store(out + i, load(from + i) * a + load(other + i) * b);
+        for (int64_t i = 0; i < dim; i += LANES) store(out + i, load(from + i) * a + load(other + i) * b);
         rotate(out, dim, turn, true);
     }
 }
 
-// Keys of a row's positions first .. last, from its ring before the row's start, else from this step.
+// The window of some of a row's tokens: positions first .. last, counted from `base`.
+struct Window {
+    int64_t first, last, base;
+
+    int64_t size() const { return std::max<int64_t>(last - base + 1, 0); }
+};
+
+// Keys of a window, from the row's ring before the row's start, else from this step.
 template <class Keys>
-void unpack_window_keys(const Layer& layer, const Step& step, int64_t row, int64_t first, int64_t last, const Keys& keys) {
+void unpack_window_keys(const Layer& layer, const Step& step, int64_t row, const Window& window, const Keys& keys) {
     const Batch& batch = step.batch;
     const int64_t start = batch.row_starts[row], bytes = window_bytes(layer.dim);
-    for (int64_t position = first; position <= last; ++position) {
-        const int64_t ahead = position - start;
+    keys.fill(window.first - window.base, window.last + 1 - window.base, [&](int64_t number, auto* to) {
+        const int64_t position = window.base + number, ahead = position - start;
         const uint8_t* packed = ahead < 0
             ? step.ring.at(step.ring.slot(batch.row_slots[row]), position % step.ring.entries)
             : step.window_rows + (batch.row_offsets[row] + ahead) * bytes;
-        unpack_window(packed, layer.dim, keys.row(position - first));
-    }
-    keys.pair(last - first + 1);
+        unpack_window(packed, layer.dim, to);
+    });
 }
 
 // The first position in the window of a token.
@@ -275,30 +271,38 @@ int64_t newest_key(const Step& step, int64_t row, int64_t position) {
 }
 
 void start(const Sums& sums, const Layer& layer, const float* sink) {
-    sums.begin(layer.padded, layer.heads, layer.period(), sink);
+    sums.begin(layer.padded, layer.heads, sink);
 }
 
 Sums part_of(float* memory, const Layer& layer, int64_t number) {
     return Sums(memory + number * Sums::size(layer.padded, layer.dim), layer.padded);
 }
 
+// The window that a tile's tokens share.
+template <class Way>
+Window window_of(const Layer& layer, const Step& step, const Tile& tile) {
+    const int64_t oldest = oldest_key(layer, step, tile.row, tile.position);
+    const int64_t newest = newest_key(step, tile.row, tile.position + tile.last - tile.first - 1);
+    return {oldest, newest, oldest / Way::GROUP * Way::GROUP};
+}
+
 // Both parts of every token of a tile, which share its unpacked window.
 template <class Way>
 void attend_tile(const Layer& layer, const Step& step, const Tile& tile) {
-    const int64_t dim = layer.dim, oldest = oldest_key(layer, step, tile.row, tile.position);
-    const int64_t newest = newest_key(step, tile.row, tile.position + tile.last - tile.first - 1);
-    const auto keys = make_keys<Way, WindowMemory>(std::max<int64_t>(newest - oldest + 1, 0), dim, 1);
+    const int64_t dim = layer.dim;
+    const Window shared = window_of<Way>(layer, step, tile);
+    const auto keys = make_keys<Way, WindowMemory>(shared.size(), dim);
     float* memory = scratch<PartSums>(2 * Sums::size(layer.padded, dim));
     const Sums window = part_of(memory, layer, 0), entries = part_of(memory, layer, 1);
-    unpack_window_keys(layer, step, tile.row, oldest, newest, keys);
-    [[maybe_unused]] const typename Way::Use use;
+    unpack_window_keys(layer, step, tile.row, shared, keys);
+    [[maybe_unused]] const typename Way::Use use(layer.heads);
     for (int64_t number = tile.first; number < tile.last; ++number) {
         const int64_t position = tile.position + number - tile.first;
         const int64_t begin = oldest_key(layer, step, tile.row, position);
         const int64_t end = newest_key(step, tile.row, position);
         const Way way(step.q + number * layer.heads * dim, layer);
         start(window, layer, layer.sink);
-        fold_keys(way, window, keys, begin - oldest, end - begin + 1);
+        fold_keys(way, window, keys, begin - shared.base, end - begin + 1);
         start(entries, layer, nullptr);
         fold_entries(way, entries, step, tile.row, step.entries + number * step.num_entries, dim);
         finish(window, entries, layer, position, step.out + number * layer.heads * dim);
@@ -311,19 +315,17 @@ void attend_split(const Layer& layer, const Step& step, const Tile* tiles, int64
     const int64_t dim = layer.dim;
     float* memory = scratch<SplitSums>(2 * count * Sums::size(layer.padded, dim));
     parallel(2 * count, 1, [=](int64_t first, int64_t last) {
-        [[maybe_unused]] const typename Way::Use use;
+        [[maybe_unused]] const typename Way::Use use(layer.heads);
         for (int64_t i = first; i < last; ++i) {
             const Tile& tile = tiles[i / 2];
             const Sums sums = part_of(memory, layer, i);
             const Way way(step.q + tile.first * layer.heads * dim, layer);
             start(sums, layer, i % 2 ? nullptr : layer.sink);
             if (i % 2 == 0) {
-                const int64_t oldest = oldest_key(layer, step, tile.row, tile.position);
-                const int64_t newest = newest_key(step, tile.row, tile.position);
-                const int64_t num_keys = std::max<int64_t>(newest - oldest + 1, 0);
-                const auto keys = make_keys<Way, WindowMemory>(num_keys, dim, 1);
-                unpack_window_keys(layer, step, tile.row, oldest, newest, keys);
-                fold_keys(way, sums, keys, 0, num_keys);
+                const Window window = window_of<Way>(layer, step, tile);
+                const auto keys = make_keys<Way, WindowMemory>(window.size(), dim);
+                unpack_window_keys(layer, step, tile.row, window, keys);
+                fold_keys(way, sums, keys, window.first - window.base, window.last - window.first + 1);
             } else {
                 fold_entries(way, sums, step, tile.row, step.entries + tile.first * step.num_entries, dim);
             }
@@ -356,10 +358,9 @@ using namespace deepinfer;
 EXPORT void attend(const Batch* batch, const float* q, const uint8_t* window_rows, const Cache* ring,
                    const Cache* pages, const int32_t* entries, int64_t num_entries, const float* sink,
                    const float* frequencies, int64_t heads, int64_t dim, int64_t window, int64_t pairs, float* out) {
-    const bool by_tiles = uses_tiles(PARTS);
+    const bool by_tiles = uses_tiles(1);
     const int64_t together = by_tiles ? TILE_HEADS : LANES;
-    const Layer layer{sink, frequencies, heads, dim, window, pairs, (heads + together - 1) / together * together,
-                      by_tiles && lies_twice(heads)};
+    const Layer layer{sink, frequencies, heads, dim, window, pairs, (heads + together - 1) / together * together};
     const Step step{*batch, *ring, pages, window_rows, q, entries, num_entries, out};
     if (by_tiles) attend_by<ByTiles>(layer, step);
     else attend_by<ByVectors>(layer, step);

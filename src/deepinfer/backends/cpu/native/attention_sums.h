@@ -16,14 +16,12 @@ struct Sums {
 
     Sums(float* memory, int64_t heads) : peak(memory), total(peak + heads), result(total + heads) {}
 
-    // `sink` [num_heads] is null for none. Peaks count again from head `period` on, totals lie in two there.
-    // The first keys that are folded in begin the result.
-    void begin(int64_t heads, int64_t num_heads, int64_t period, const float* sink) const {
+    // `sink` [num_heads] is null for none. The first keys that are folded in begin the result.
+    void begin(int64_t heads, int64_t num_heads, const float* sink) const {
         for (int64_t head = 0; head < heads; ++head) {
-            const int64_t own = head % period;
-            const float first = sink ? (own < num_heads ? sink[own] : 0.0f) : -INFINITY;
+            const float first = sink ? (head < num_heads ? sink[head] : 0.0f) : -INFINITY;
             peak[head] = std::max(first, -1e30f);
-            total[head] = head < period && first > -1e30f ? 1.0f : 0.0f;
+            total[head] = first > -1e30f ? 1.0f : 0.0f;
         }
     }
 

@@ -42,6 +42,23 @@ inline void store_upper(const VecInt (&words)[SPLIT_VECS], uint16_t* to) {
 #endif
 }
 
+// The nearest bf16 numbers, ties to even, as the upper half of each lane.
+inline VecInt nearest_bf16(Vec x) {
+    const VecInt all = bits(x), up = all + 0x7fff + (all >> 16 & 1);
+    return select_int(x != x, all, up) & splat_int(int32_t(0xffff0000));
+}
+
+// 32 numbers as the nearest bf16 numbers.
+inline void round_bf16(const Vec (&x)[SPLIT_VECS], uint16_t* to) {
+#if defined(__AVX512BF16__)
+    _mm512_storeu_si512(to, (__m512i)_mm512_cvtne2ps_pbh((__m512)x[1], (__m512)x[0]));
+#else
+    VecInt words[SPLIT_VECS];
+    for (int i = 0; i < SPLIT_VECS; ++i) words[i] = nearest_bf16(x[i]);
+    store_upper(words, to);
+#endif
+}
+
 // 32 numbers as `parts` rows of bf16 numbers, `distance` apart, largest first; they are taken off.
 inline void split_block(Vec (&left)[SPLIT_VECS], int64_t parts, int64_t distance, uint16_t* to) {
     for (int64_t part = 0; part < parts; ++part) {

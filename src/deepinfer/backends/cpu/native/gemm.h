@@ -33,11 +33,15 @@ constexpr int BLOCK = 32;
 
 enum Format : int64_t { F32 = 0, BF16 = 1, E4M3 = 2, E2M1 = 3, TILED_BF16 = 4, TILED_E2M1 = 5, TILED_E4M3 = 6 };
 
+// What becomes of x first: nothing, e4m3 with a power of two per 32 columns, which are whole blocks then, or bf16, for
+// tiled matrices alone.
+enum Rounding : int64_t { UNROUNDED = 0, TO_FP8 = 1, TO_BF16 = 2 };
+
 struct Matrix {
     const void* values;
     const uint8_t* exponents;  // of E4M3, E2M1, TILED_E2M1 and TILED_E4M3
     int64_t rows, columns, format;
-    int64_t rounds;  // x is rounded to e4m3 with a power of two per 32 first; columns are whole blocks then
+    int64_t rounds;  // how x is rounded
 };
 
 // out[i][j] = sum over c of x[i][c] * matrix[j][c], for i < num_rows; strides in floats.

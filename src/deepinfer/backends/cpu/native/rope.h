@@ -12,11 +12,24 @@ namespace deepinfer {
 
 constexpr int64_t MAX_PAIRS = 256;
 
-// Cosine and sine of one position's angle for each pair.
+// Cosine and sine of one position's angle for each number of each pair; the sine of its first one is negated.
 struct Turn {
-    float cos[MAX_PAIRS], sin[MAX_PAIRS];
+    float cos[2 * MAX_PAIRS], sin[2 * MAX_PAIRS];
     int64_t pairs;
 };
+
+// Both numbers of each pair of lanes in the other's place.
+inline Vec swap_pairs(Vec x) {
+#if defined(__AVX512F__)
+    return (Vec)_mm512_permute_ps((__m512)x, 0xb1);
+#elif defined(__AVX2__)
+    return (Vec)_mm256_permute_ps((__m256)x, 0xb1);
+#else
+    Vec swapped;
+    for (int i = 0; i < LANES; ++i) swapped[i] = x[i ^ 1];
+    return swapped;
+#endif
+}
 
 // frequencies [pairs] in radians per position. The angle is rounded to float, as in the reference; what follows
 // works in double, so that it is as good at position 1,000,000 as at 0.
@@ -44,19 +57,21 @@ inline void set_turn(Turn& turn, int32_t position, const float* frequencies, int
         const Doubles cosine = (n & 1) != 0 ? s : c, sine = (n & 1) != 0 ? c : s;
         const Floats turned_cosine = __builtin_convertvector(((n + 1) & 2) != 0 ? -cosine : cosine, Floats);
         const Floats turned_sine = __builtin_convertvector((n & 2) != 0 ? -sine : sine, Floats);
-        std::memcpy(turn.cos + i, &turned_cosine, sizeof turned_cosine);
-        std::memcpy(turn.sin + i, &turned_sine, sizeof turned_sine);
+        for (int j = 0; j < WIDTH; ++j) {
+            turn.cos[2 * (i + j)] = turn.cos[2 * (i + j) + 1] = turned_cosine[j];
+            turn.sin[2 * (i + j)] = -turned_sine[j], turn.sin[2 * (i + j) + 1] = turned_sine[j];
+        }
     }
 }
 
 // Rotate the last 2 * pairs numbers of x [dim] in place; backwards undoes it.
 inline void rotate(float* x, int64_t dim, const Turn& turn, bool backwards = false) {
-    float* tail = x + dim - 2 * turn.pairs;
-    const float sign = backwards ? -1.0f : 1.0f;
-    for (int64_t i = 0; i < turn.pairs; ++i) {
-        const float even = tail[2 * i], odd = tail[2 * i + 1], sine = sign * turn.sin[i];
-        tail[2 * i] = even * turn.cos[i] - odd * sine;
-        tail[2 * i + 1] = even * sine + odd * turn.cos[i];
+    const int64_t count = 2 * turn.pairs;
+    float* tail = x + dim - count;
+    for (int64_t i = 0; i < count; i += LANES) {
+        const Vec own = load(tail + i, count - i), other = swap_pairs(own) * load(turn.sin + i);
+        const Vec turned = own * load(turn.cos + i);
+        store(tail + i, backwards ? turned - other : turned + other, count - i);
     }
 }
 

@@ -1,52 +1,73 @@
-// Scores and results of attention by bf16 tiles. Keys are exact in bf16; queries and shares are three bf16 numbers each.
+// Scores and results of attention by bf16 tiles. Keys are exact in bf16; queries and shares are rounded to it, each once
+// and where the reference rounds them: the rotated query, and a share against the peak so far. Totals are those of the
+// shares before.
 //
-// Sixteen heads fill a tile, and each of the three parts is a tile of its own. Up to eight heads lie there twice: the
-// largest parts in the first half of a tile and the next ones in the second, the smallest in a tile whose second half is
-// zero. Scores are the sums of both halves; results stay apart until the last key is in. Shares of two keys lie in the
-// two halves of 16 lanes, so totals are those of the even and of the odd keys until the last one is in.
+// Heads are the rows of the left side, queries [heads, dim] and shares [heads, keys]. Right sides have two numbers that
+// are multiplied with neighbours in a row side by side: those of one key for scores, sixteen keys in the lanes; those of
+// two keys for results, sixteen numbers in the lanes.
 
 #pragma once
 
+#include <algorithm>
+
 #include "attention_sums.h"
-#include "cache_formats.h"
+#include "scratch.h"
 #include "tiles.h"
 
 namespace deepinfer {
 
-constexpr int64_t TILE_HEADS = 16;   // heads side by side
-constexpr int64_t TILE_KEYS = 128;   // keys that are folded in at a time, whole tiles of 32
+constexpr int64_t TILE_HEADS = 16;  // heads side by side at most
+constexpr int64_t TILE_KEYS = 128;  // keys that are folded in at a time
+#if defined(__AVX512BF16__)
+constexpr int64_t KEY_GROUP = 16;  // keys that are taken whole, from multiples of it on
+#else
+constexpr int64_t KEY_GROUP = 32;
+#endif
 
-// Keys row by row, and `step` apart pairs of a row and the next with the numbers of both side by side.
+// `count` keys and zeros up to whole groups; a thread's own memory.
 struct TileKeys {
-    uint16_t *rows, *pairs;  // [count + 16, dim], [count / step, dim, 2]
-    int64_t dim, step;
+    uint16_t *columns, *pairs;  // [count / 16][dim / 2][16][2], [count / 2][dim][2]
+    int64_t dim;
 
     // uint16_t that `count` keys take.
-    static int64_t size(int64_t count, int64_t dim, int64_t step) {
-        return (count + 16) * dim + (count + step) / step * 2 * dim;
+    static int64_t size(int64_t count, int64_t dim) { return 2 * (count + KEY_GROUP) * dim; }
+
+    TileKeys(uint16_t* memory, int64_t count, int64_t key_dim)
+        : columns(memory), pairs(memory + (count + KEY_GROUP) / 16 * 16 * key_dim), dim(key_dim) {}
+
+    // Keys first .. last - 1 by unpack(number, row).
+    template <class Unpack>
+    void fill(int64_t first, int64_t last, const Unpack& unpack) const {
+        uint16_t* rows = scratch<TileKeys, uint16_t>(16 * dim);
+        const int64_t end = (last + KEY_GROUP - 1) / KEY_GROUP * KEY_GROUP;
+        for (int64_t start = first / KEY_GROUP * KEY_GROUP; start < end; start += 16) {
+            for (int64_t k = start; k < start + 16; ++k) {
+                uint16_t* row = rows + (k - start) * dim;
+                if (k < first || k >= last) std::fill(row, row + dim, uint16_t{0});
+                else unpack(k, row);
+            }
+            add(start, rows);
+        }
     }
 
-    TileKeys(uint16_t* memory, int64_t count, int64_t key_dim, int64_t pair_step)
-        : rows(memory), pairs(memory + (count + 16) * key_dim), dim(key_dim), step(pair_step) {}
-
-    uint16_t* row(int64_t number) const { return rows + number * dim; }
-    void pair(int64_t count) const;  // once the first `count` rows are there
+private:
+    void add(int64_t first, const uint16_t* rows) const;  // sixteen of them
 };
 
-inline bool lies_twice(int64_t num_heads) { return num_heads <= TILE_HEADS / 2; }
-
-// One token's query for padded heads, scaled; a thread's own memory.
+// One token's query [heads, dim]; a thread's own memory.
 struct TileQuery {
-    uint16_t* tiles;  // [heads / 16][dim / 32][2 or 3] tiles, a head in each column
-    int64_t heads, dim;
-    bool is_twice;
+    uint16_t* rows;  // [padded heads, dim]
+    int64_t heads, padded_heads, dim;
+    float scale;
 
-    TileQuery(const float* query, int64_t num_heads, int64_t padded_heads, int64_t key_dim, float scale);
+    TileQuery(const float* query, int64_t num_heads, int64_t padded, int64_t key_dim, float by);
 };
 
-// Fold in keys first .. first + count - 1; `first` is a multiple of the keys' step. A TileUse of 16 rows is alive. The
-// first keys of `sums` begin its result.
+// Fold in keys first .. first + count - 1, at most TILE_KEYS. A TileUse of tile_heads(heads) rows is alive. The first
+// keys of `sums` begin its result.
 void fold_tiles(const TileQuery& query, const Sums& sums, const TileKeys& keys, int64_t first, int64_t count,
                 bool is_first);
+
+inline int tile_heads(int64_t heads) { return static_cast<int>(std::min(heads, TILE_HEADS)); }
 
 }  // namespace deepinfer

@@ -1,5 +1,5 @@
-// Rows of x become tiles of bf16 numbers first. Rounded to fp8, x is exact in bf16; otherwise it is the sum of three
-// bf16 numbers, and each product is three. A sum goes from the first block of 32 columns to the last, the
+// Rows of x become tiles of bf16 numbers first. Rounded to fp8 or bf16, x is exact there; otherwise it is the sum of
+// three bf16 numbers, and each product is three. A sum goes from the first block of 32 columns to the last, the
 // parts of x within a block from the largest to the smallest. Few rows leave most of a tile empty; vectors do the same
 // sums for them in the same order (few_products.h).
 
@@ -42,11 +42,12 @@ Left left_of(const Matrix& matrix, int64_t rows) {
 }
 
 // Numbers start .. start + 31 of a row, rounded or not, zeros behind the last column.
-inline void read_block(const float* row, int64_t start, int64_t columns, bool rounds, Vec (&values)[SPLIT_VECS]) {
-    if (rounds) return round_block(row + start, values);
+inline void read_block(const float* row, int64_t start, int64_t columns, int64_t rounds, Vec (&values)[SPLIT_VECS]) {
+    if (rounds == TO_FP8) return round_block(row + start, values);
     for (int i = 0; i < SPLIT_VECS; ++i) {
         const int64_t left = columns - start - i * LANES;
         values[i] = left > 0 ? load(row + start + i * LANES, left) : Vec{};
+        if (rounds == TO_BF16) values[i] = bits(nearest_bf16(values[i]));
     }
 }
 
@@ -57,7 +58,7 @@ inline const float* row_of(const Product& product, int64_t number) {
 // Tile `number` of the rows.
 void make_tile(const Product& product, const Left& left, int64_t number, uint16_t* tiles) {
     const int64_t columns = product.matrix->columns;
-    const bool rounds = product.matrix->rounds && !product.is_rounded;
+    const int64_t rounds = product.is_rounded ? UNROUNDED : product.matrix->rounds;
     uint16_t* tile = tiles + number * left.tile_numbers();
     const int64_t rows = std::min<int64_t>(TILE_ROWS, left.rows - number * TILE_ROWS);
     if (rows < TILE_ROWS && left.num_tiles() > 1) std::fill(tile, tile + left.tile_numbers(), uint16_t{0});
@@ -181,7 +182,7 @@ void multiply_narrow(const Product& product, int64_t first, int64_t last) {
     const Matrix& matrix = *product.matrix;
     const Left left = left_of(matrix, product.num_rows);
     const auto* panels = static_cast<const uint8_t*>(matrix.values);
-    const bool rounds = matrix.rounds && !product.is_rounded;
+    const int64_t rounds = product.is_rounded ? UNROUNDED : matrix.rounds;
     const TileUse use(TILE_ROWS);
     for (int64_t tile = first; tile < last; ++tile) {
         const int64_t row = tile * TILE_ROWS, rows = std::min<int64_t>(TILE_ROWS, left.rows - row);

@@ -108,6 +108,29 @@ inline VecInt spread_largest(VecInt value) {
 
 inline Vec absolute(Vec a) { return bits(bits(a) & splat_int(0x7fffffff)); }
 
+#if defined(__AVX2__)
+// The lanes of both halves joined, those of that one's halves, and so on.
+template <class Join>
+inline float join_lanes(Vec value, const Join& join) {
+#if defined(__AVX512F__)
+    const __m512 all = (__m512)value;
+    __m128 four = join(join(_mm512_extractf32x4_ps(all, 0), _mm512_extractf32x4_ps(all, 2)),
+                       join(_mm512_extractf32x4_ps(all, 1), _mm512_extractf32x4_ps(all, 3)));
+#else
+    __m128 four = join(_mm256_castps256_ps128((__m256)value), _mm256_extractf128_ps((__m256)value, 1));
+#endif
+    four = join(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(join(four, _mm_movehdup_ps(four)));
+}
+
+inline float sum(Vec value) {
+    return join_lanes(value, [](__m128 a, __m128 b) { return _mm_add_ps(a, b); });
+}
+
+inline float largest(Vec value) {
+    return join_lanes(value, [](__m128 a, __m128 b) { return _mm_max_ps(a, b); });
+}
+#else
 // Sum of the lanes, halves first.
 inline float sum(Vec value) {
     float lanes[LANES];
@@ -124,6 +147,7 @@ inline float largest(Vec value) {
         for (int i = 0; i < half; ++i) lanes[i] = lanes[i] > lanes[i + half] ? lanes[i] : lanes[i + half];
     return lanes[0];
 }
+#endif
 
 inline Vec to_float(VecInt value) { return __builtin_convertvector(value, Vec); }
 
@@ -131,7 +155,11 @@ inline Vec to_float(VecInt value) { return __builtin_convertvector(value, Vec); 
 inline Vec exponential(Vec x) {
     const Vec low = splat(-87.3f), high = splat(88.3f);
     const VecInt is_tiny = x < low;
+#if defined(__AVX512F__)
+    const Vec clamped = at_most(x, high);
+#else
     const Vec clamped = minimum(select(is_tiny, low, x), high);
+#endif
     const Vec magic = splat(12582912.0f);  // 1.5 * 2 ** 23: its sum with a number rounds the number to an integer
     const Vec shifted = multiply_add(clamped, splat(1.44269504f), magic);
     const Vec n = shifted - magic;
@@ -142,8 +170,12 @@ inline Vec exponential(Vec x) {
     p = multiply_add(p, r, splat(1.6666665459e-1f));
     p = multiply_add(p, r, splat(5.0000001201e-1f));
     const Vec value = multiply_add(p, r * r, r) + 1.0f;
+#if defined(__AVX512F__)
+    return select(is_tiny, Vec{}, (Vec)_mm512_scalef_ps((__m512)value, (__m512)n));
+#else
     const Vec scaled = bits(bits(value) + (bits(shifted) << 23));
     return select(is_tiny, Vec{}, select(x != x, x, scaled));
+#endif
 }
 
 // log(1 + x) for 0 <= x < 2 ** 127, within 3 units of the last place; NaN for NaN. The polynomial is that of the Cephes
