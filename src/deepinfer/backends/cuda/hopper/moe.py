@@ -14,19 +14,18 @@ from torch import Tensor
 
 from deepinfer.backends.cuda.hopper.begin import begin
 from deepinfer.backends.cuda.hopper.experts import Stack, expert_matmul, ordered, prepare_stack
-from deepinfer.backends.cuda.hopper.linear import linear, matmul_in_pieces
+from deepinfer.backends.cuda.hopper.linear import linear, linear_in_pieces
 from deepinfer.backends.cuda.hopper.matrices import Matrix, prepare_matrix
 from deepinfer.backends.cuda.hopper.numbers import to_bf16
 from deepinfer.backends.cuda.hopper.panels import places_of, quantise_panels
 from deepinfer.backends.cuda.hopper.products import Packed, can_pack, pack_e2m1, products
-from deepinfer.backends.cuda.hopper.quant import Rows, quantise
+from deepinfer.backends.cuda.hopper.quant import quantise
 from deepinfer.backends.cuda.hopper.sizes import cdiv, next_power_of_2
 from deepinfer.backends.cuda.hopper.swiglu import swiglu, swiglu_panels
 from deepinfer.ops.reference.shapes import expect, require
 from deepinfer.ops.weights import ExpertWeights, RouterWeights
 
 SCORINGS = ("sqrtsoftplus", "softmax", "sigmoid")
-PIECES, PIECE_WIDTH = 4, 128  # of the router's width: they are multiples of the latter, or there is one
 
 
 @dataclass(frozen=True)
@@ -125,7 +124,7 @@ def route(x: Tensor, is_image: Tensor | None, router: Router) -> tuple[Tensor, T
     num_tokens, num_experts, k = len(x), len(router.bias), router.num_active
     if is_image is not None:
         expect("is_image", is_image, (num_tokens,), torch.bool)
-    logits = _logits(x, router.matrix)
+    logits = linear_in_pieces(x, router.matrix)
     chosen = torch.empty(num_tokens, k, dtype=torch.int32, device=x.device)
     share = torch.empty(num_tokens, k, device=x.device)
     if num_tokens:
@@ -136,16 +135,6 @@ def route(x: Tensor, is_image: Tensor | None, router: Router) -> tuple[Tensor, T
             router.normalize, is_image is not None, num_warps=1, launch_pdl=True,
         )  # fmt: skip
     return chosen, share
-
-
-def _logits(x: Tensor, matrix: Matrix) -> Tensor:
-    """Logits of each piece of the width [pieces, T, E] float32; how many there are does not depend on the tokens."""
-    width = x.shape[1]
-    if matrix.rounds_input or width % (PIECES * PIECE_WIDTH):
-        return linear(x, matrix).unsqueeze(0)
-    assert isinstance(matrix.rows, Rows), "bf16 matrices are not packed"
-    require(matrix.rows.values.shape[1] == width, f"x is {width} wide; it must be {matrix.rows.values.shape[1]}")
-    return matmul_in_pieces(x, matrix.rows.values, PIECES)
 
 
 def prepare_experts(experts: ExpertWeights) -> Experts:
@@ -164,6 +153,7 @@ def prepare_experts(experts: ExpertWeights) -> Experts:
 def combine_kernel(
     pairs, of_pairs, out, WIDTH: tl.constexpr, ACTIVE: tl.constexpr, TILE: tl.constexpr, HAS_PLACES: tl.constexpr
 ):
+    """Some columns of one token: the sum of its pairs, which lie side by side or at their places."""
     begin()
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * TILE + tl.arange(0, TILE)
@@ -220,6 +210,7 @@ def prepare_shared_expert(expert: ExpertWeights) -> SharedExpert:
 
 @triton.jit
 def add_kernel(a, b, out, num_numbers, TILE: tl.constexpr):
+    """Some numbers of a float32 + b bf16, rounded to bf16."""
     begin()
     at = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     is_here = at < num_numbers
