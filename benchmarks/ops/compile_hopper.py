@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import hopper as sizes
 import torch
@@ -27,7 +28,9 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from deepinfer.backends.cuda import native
-from deepinfer.backends.cuda.hopper import attention, hyper, index_scores, products, selection
+from deepinfer.backends.cuda.hopper import attention, hyper, index_scores, matrices, moe, products, selection
+from deepinfer.ops.table import Ops
+from deepinfer.ops.weights import DraftWeights, HeadWeights, NgramSpec
 
 TYPES = {
     torch.float32: "fp32", torch.bfloat16: "bf16", torch.float8_e4m3fn: "fp8e4nv",
@@ -90,9 +93,51 @@ class Compiler:
 
 
 def released_cases(tokens: int) -> None:
-    """Call every op at the sizes of `hopper.py`, once for each of its cases."""
-    for case in sizes.Bench(32768, [], compares=False).cases(tokens):
+    """Call every op at the sizes of `hopper.py`, once for each of its cases; then those around layers and of drafts."""
+    bench = sizes.Bench(32768, [], compares=False)
+    for case in bench.cases(tokens):
         case.call(case.prepared[0])
+    around_layers(bench.ours, tokens)
+
+
+def around_layers(ops: Ops, tokens: int) -> None:
+    """Call every op of embedding, n-grams, rings, drafts and choices."""
+    vocab, hidden, streams, rank, taps = sizes.VOCAB, sizes.HIDDEN, sizes.STREAMS, 256, 3
+    batch, ids = sizes.make_batch(tokens, 32768), torch.zeros(tokens, dtype=torch.int64, device=sizes.GPU)
+    num_slots = len(batch.row_slots) + 1
+    ops.embed(ids, ops.prepare_embedding(sizes.plain(vocab, hidden), streams))
+    spec = NgramSpec(ids.new_zeros(vocab), 2, ((1, 3, 5, 7),) * 2, (((7,) * 8,) * 3,) * 2, -1)
+    ring = torch.zeros(num_slots, 8, dtype=torch.int32, device=sizes.GPU)
+    ops.ngram_rows(ids, batch, ring, ops.prepare_ngrams(spec))
+    ops.store_tokens(ids, batch, ring)
+    rows = sizes.window_rows(tokens)
+    selection.group_peaks(torch.empty(tokens, 32768, device=sizes.GPU), batch.positions)  # of entries beyond 131,072
+    ops.store_window(rows, batch, sizes.window_rows(num_slots * 132).view(num_slots, 132, -1))
+
+    head = ops.prepare_head(HeadWeights(sizes.norm(hidden), sizes.plain(vocab, hidden)))
+    parts = sizes.plain(vocab, rank), sizes.plain(vocab, rank), sizes.plain(1, hidden + rank)
+    draft = ops.prepare_draft(
+        DraftWeights(sizes.fp8(hidden, taps * hidden), sizes.norm(hidden), sizes.norm(hidden), *parts), head
+    )
+    values, pre = sizes.normal(tokens, streams, hidden), torch.ones(tokens, streams, device=sizes.GPU)
+    ops.draft_main(torch.stack([ops.tap(values)] * taps, 1), draft)
+    ops.main_rows(sizes.normal(tokens, hidden), batch.positions, ops.prepare_attention(sizes.attention_weights()))
+    x, logits = ops.draft_head(values, pre, draft)
+    ops.draft_next(logits, x, ids, draft)
+    ops.draft_likeliest(logits, x, ids, draft)
+    ops.best_tokens(logits)
+    ops.draw(logits, pre[:, 0].contiguous(), ids, ids)
+
+
+@contextlib.contextmanager
+def packed() -> Iterator[None]:
+    """Matrices are packed as on a card, for products in CUDA C++, which are compiled apart and left out here."""
+    with contextlib.ExitStack() as patches:
+        for module in (matrices, moe):
+            patches.enter_context(mock.patch.object(module, "can_pack", lambda *given: True))
+        for name, value in (("kernel_for", mock.Mock()), ("widening_for", mock.Mock()), ("num_multiprocessors", 132)):
+            patches.enter_context(mock.patch.object(products, name, mock.Mock(return_value=value)))
+        yield
 
 
 def resources(cubin: bytes, dynamic: int) -> list[tuple[str, str]]:
@@ -138,6 +183,8 @@ def main() -> None:
     with Compiler(args.capability).instead_of_launches():
         for tokens in map(int, args.tokens.split(",")):
             released_cases(tokens)
+            with packed():
+                released_cases(tokens)
 
 
 if __name__ == "__main__":

@@ -248,7 +248,13 @@ class Bench:
         if self.compares:
             expected = self.reference.hyper_leave(streams.float(), output.float(), mix)
             leave.error = difference(self.ours.hyper_leave(streams, output, mix), expected)
-        return [enter, leave]
+        following = Case(
+            "hyper_next", t, weights, lambda w: self.ours.hyper_next(streams, output, mix, w), t * HIDDEN * 2 * 10
+        )
+        following.error = self.check(
+            "hyper_next", "prepare_hyper", [streams[:8], output[:8], Mix(mix.pre[:8], mix.post[:8], mix.comb[:8])]
+        )
+        return [enter, leave, following]
 
     def projections(self, t: int) -> list[Case]:
         if not self.wants("attention_inputs") and not self.wants("project_out"):

@@ -31,8 +31,6 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.compiler.compiler import make_backend
 
-from deepinfer.backends.cuda.hopper.sample import draw
-
 TURNS = 9  # of each loop, more than twice as many as any tile has buffers
 SMALL = {
     "HIDDEN": 96, "HEADS": 4, "DIM": 64, "RANK": 96, "GROUPS": 2, "OUT_RANK": 32, "INNER": 96, "TOP_K": 16,
@@ -227,8 +225,6 @@ def launch_all() -> None:
     sizes.GPU = torch.device("meta")
     for tokens in (8, 32, 128, 1024):
         released_cases(tokens)
-    logits, row = torch.empty(2, 4000, device="meta"), torch.empty(2, dtype=torch.int64, device="meta")
-    draw(logits, logits[:, 0], row, row)
     for name, value in SMALL.items():
         setattr(sizes, name, value)
     released_cases(8)

@@ -1,4 +1,4 @@
-"""hyper_enter, hyper_leave, embed and head on the oracle's streams."""
+"""hyper_enter, hyper_leave, hyper_next, embed and head on the oracle's streams."""
 
 from __future__ import annotations
 
@@ -50,6 +50,19 @@ def test_both_halves_of_a_layer_lead_to_its_output(length, precision):
         assert golden.row_error(mix.comb.flatten(1), trace[f"{name}.hc_ffn_comb"].flatten(1)) <= max(limit, 1e-6)
         streams = ops.hyper_leave(middle, trace[f"{name}.ffn.output"], mixes["ffn"])
         assert golden.row_error(streams, trace[f"{name}.output"]) <= limit
+
+
+@pytest.mark.parametrize("precision", ["exact", "float32", "fast"])
+def test_the_next_half_is_entered_as_if_the_one_before_had_been_left(precision):
+    ops, trace = golden.ops(precision), golden.trace(33, "float32")
+    hyper = ops.prepare_hyper(golden.hyper(5, "ffn"), golden.norm("layers.5.ffn_norm"))
+    streams, output = trace["layers.4.output"], trace["layers.5.attn.output"]
+    before = Mix(*(trace[f"layers.5.hc_attn_{part}"] for part in ("pre", "post", "comb")))
+    left, x, mix = ops.hyper_next(streams, output, before, hyper)
+    assert torch.equal(left, ops.hyper_leave(streams, output, before))
+    expected, expected_mix = ops.hyper_enter(left, before.pre, hyper)
+    assert torch.equal(x, expected) and torch.equal(mix.comb, expected_mix.comb)
+    assert torch.equal(mix.pre, expected_mix.pre) and torch.equal(mix.post, expected_mix.post)
 
 
 def test_comb_is_doubly_stochastic_and_orders_from_before_to():

@@ -15,7 +15,7 @@ from deepinfer.ops.table import Ops, one_by_one
 GROUPS = {
     "embedding": ("embed",),
     "n-grams and engram": ("ngram_rows", "engram"),
-    "hyper-connections": ("hyper_enter", "hyper_leave"),
+    "hyper-connections": ("hyper_enter", "hyper_leave", "hyper_next"),
     "attention": ("attention_inputs", "main_rows", "attend", "store_window", "project_out"),
     "compressed entries": ("compress", "select"),
     "experts": ("route", "experts", "shared_expert"),

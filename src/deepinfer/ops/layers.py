@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -95,38 +96,41 @@ class Entered:
     selection: Selection | None
 
 
+@dataclass(frozen=True)
+class Unspread:
+    """A layer whose expert half is done but not left: its output [T, H] is not in the streams yet."""
+
+    streams: Tensor
+    output: Tensor
+    mix: Mix
+    selection: Selection | None
+
+
 def run_layers(ops: Ops, state: LayerState, inputs: LayerInputs, layers: Sequence[BoundLayer]) -> LayerState:
     """One layer after the other."""
-    for layer in layers:
-        state = leave_layer(ops, layer, enter_layer(ops, layer, state, inputs), inputs)
-    return state
+    if not layers:
+        return state
+    entered = enter_layer(ops, layers[0], state, inputs)
+    for layer, after in pairwise(layers):
+        entered = _enter_next(ops, after, _run_layer(ops, layer, entered, inputs), inputs)
+    return leave_layer(ops, layers[-1], entered, inputs)
 
 
 def enter_layer(ops: Ops, layer: BoundLayer, state: LayerState, inputs: LayerInputs) -> Entered:
     """Up to the compressor, which writes the global entries of every token that is here."""
-    parts, caches, streams = layer.parts, layer.caches, state.streams
+    parts, streams = layer.parts, state.streams
     if parts.engram is not None:
         assert inputs.ngram_rows is not None
         streams = ops.engram(streams, inputs.ngram_rows[parts.engram_place], inputs.is_image, parts.engram)
     if parts.tap_place is not None and inputs.taps is not None:
         inputs.taps[:, parts.tap_place] = ops.tap(streams)
     x, mix = ops.hyper_enter(streams, state.pre, parts.attention_hyper)
-    if parts.compressor is not None:
-        assert caches.pages is not None and caches.index_pages is not None
-        ops.compress(x, inputs.batch, parts.compressor, caches.state, caches.pages, caches.index_pages)
-    return Entered(streams, x, mix, state.selection)
+    return _compressed(ops, layer, Entered(streams, x, mix, state.selection), inputs)
 
 
 def leave_layer(ops: Ops, layer: BoundLayer, entered: Entered, inputs: LayerInputs) -> LayerState:
     """The attention of the tokens that are still here, and the expert half."""
-    parts = layer.parts
-    output, selection = _attention(ops, layer, entered, inputs.batch)
-    streams = ops.hyper_leave(entered.streams, output, entered.mix)
-    x, mix = ops.hyper_enter(streams, entered.mix.pre, parts.expert_hyper)
-    chosen, share = ops.route(x, inputs.is_image, parts.router)
-    output = ops.run_experts(x, chosen, share, parts.experts, parts.shared_expert)
-    streams = ops.hyper_leave(streams, output, mix)
-    return LayerState(streams, mix.pre, selection)
+    return _spread(ops, _run_layer(ops, layer, entered, inputs))
 
 
 def keep_tokens(
@@ -146,6 +150,37 @@ def keep_tokens(
     is_image = None if is_image is None else is_image[kept]
     taps = None if taps is None else taps[kept]
     return Entered(entered.streams[kept], entered.x[kept], mix, selection), LayerInputs(batch, rows, is_image, taps)
+
+
+def _run_layer(ops: Ops, layer: BoundLayer, entered: Entered, inputs: LayerInputs) -> Unspread:
+    parts = layer.parts
+    output, selection = _attention(ops, layer, entered, inputs.batch)
+    streams, x, mix = ops.hyper_next(entered.streams, output, entered.mix, parts.expert_hyper)
+    chosen, share = ops.route(x, inputs.is_image, parts.router)
+    output = ops.run_experts(x, chosen, share, parts.experts, parts.shared_expert)
+    return Unspread(streams, output, mix, selection)
+
+
+def _spread(ops: Ops, left: Unspread) -> LayerState:
+    return LayerState(ops.hyper_leave(left.streams, left.output, left.mix), left.mix.pre, left.selection)
+
+
+def _enter_next(ops: Ops, layer: BoundLayer, left: Unspread, inputs: LayerInputs) -> Entered:
+    """The step from one layer to the next, in one op unless something looks at the streams between them."""
+    parts = layer.parts
+    if parts.engram is not None or (parts.tap_place is not None and inputs.taps is not None):
+        return enter_layer(ops, layer, _spread(ops, left), inputs)
+    streams, x, mix = ops.hyper_next(left.streams, left.output, left.mix, parts.attention_hyper)
+    return _compressed(ops, layer, Entered(streams, x, mix, left.selection), inputs)
+
+
+def _compressed(ops: Ops, layer: BoundLayer, entered: Entered, inputs: LayerInputs) -> Entered:
+    """The same, the layer's global entries written."""
+    parts, caches = layer.parts, layer.caches
+    if parts.compressor is not None:
+        assert caches.pages is not None and caches.index_pages is not None
+        ops.compress(entered.x, inputs.batch, parts.compressor, caches.state, caches.pages, caches.index_pages)
+    return entered
 
 
 def _attention(ops: Ops, layer: BoundLayer, entered: Entered, batch: TokenBatch) -> tuple[Tensor, Selection | None]:

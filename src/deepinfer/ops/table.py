@@ -96,6 +96,13 @@ class Ops:
         """new[j] = post[j] * output + sum_i comb[i, j] * streams[i]: [T, m, H]."""
         raise NotImplementedError
 
+    def hyper_next(self, streams: Tensor, output: Tensor, mix: Mix, hyper: Prepared) -> tuple[Tensor, Tensor, Mix]:
+        """From one half layer to the next: the streams that `hyper_leave` gives, and what `hyper_enter` makes of them.
+
+        mix: of the half that is left, whose `pre` collapses the streams; hyper: of the half that is entered.
+        """
+        raise NotImplementedError
+
     # -- attention
 
     def prepare_attention(self, attention: AttentionWeights) -> Prepared:
@@ -402,7 +409,7 @@ class Ops:
 PAIRS: Mapping[str, tuple[str, ...]] = {
     "prepare_embedding": ("embed",),
     "prepare_head": ("head",),
-    "prepare_hyper": ("hyper_enter",),
+    "prepare_hyper": ("hyper_enter", "hyper_next"),
     "prepare_attention": ("attention_inputs", "main_rows", "attend", "project_out"),
     "prepare_compressor": ("compress",),
     "prepare_indexer": ("select",),

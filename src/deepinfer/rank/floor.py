@@ -58,8 +58,7 @@ def _layer(
         columns = config.engram.num_columns * config.engram.head_dim
         size = (config.num_streams + 1) * hidden * columns
         yield "engram", size + t * (4 * config.num_streams * hidden + columns), 2.0 * t * size, 0
-    yield "hyper_enter", 4.0 * t * hidden * (1 + config.num_streams), 0, 0
-    yield "hyper_leave", 4.0 * t * hidden * (1 + 2 * config.num_streams), 0, 0
+    yield "hyper_next", 4.0 * t * hidden * (2 + 2 * config.num_streams), 0, 0  # as if every half followed another
     down = (config.q_rank + dim) * hidden + width * config.q_rank
     yield "attention_inputs", down + 2.0 * t * (hidden + width), 2.0 * t * down, 0
     entries = work.entries(t, layer.ratio, config.index_top_k) if layer.ratio else 0.0

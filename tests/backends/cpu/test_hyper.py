@@ -1,4 +1,4 @@
-"""hyper_enter and hyper_leave against the reference, and the same bits however tokens are put together."""
+"""hyper_enter, hyper_leave and hyper_next against the reference, and the same bits however tokens are put together."""
 
 from __future__ import annotations
 
@@ -41,6 +41,13 @@ def leave(model: str) -> Case:
     return Case("hyper_leave", lambda: (None, None), arguments)
 
 
+@functools.cache
+def following(model: str) -> Case:
+    weights = family.weights(model)
+    given = weights.hyper(1, "ffn"), weights.ffn_norm(1)
+    return family.case("hyper_next", "prepare_hyper", given, leave(model).arguments)
+
+
 def weights_of(streams: int, hidden: int, rounds: int) -> HyperWeights:
     width = (2 + streams) * streams
     fn, base = normal(width, streams * hidden, seed=4) * 0.05, normal(width, seed=5)
@@ -56,13 +63,13 @@ def other(streams: int, hidden: int, rounds: int) -> Case:
     return family.case("hyper_enter", "prepare_hyper", given, arguments)
 
 
-@pytest.mark.parametrize("make", [enter, leave])
+@pytest.mark.parametrize("make", [enter, leave, following])
 @pytest.mark.parametrize("model", MODELS)
 def test_results_are_those_of_the_reference(make, model):
     family.check_against_reference(make(model), LIMIT)
 
 
-@pytest.mark.parametrize("make", [enter, leave])
+@pytest.mark.parametrize("make", [enter, leave, following])
 @pytest.mark.parametrize("model", MODELS)
 def test_a_token_has_the_same_bits_alone_and_among_others(make, model):
     family.check_bits(make(model))

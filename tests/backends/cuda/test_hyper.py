@@ -1,4 +1,4 @@
-"""hyper_enter, hyper_leave, embed and head against the reference."""
+"""hyper_enter, hyper_leave, hyper_next, embed and head against the reference."""
 
 from __future__ import annotations
 
@@ -67,6 +67,27 @@ def test_a_token_has_the_same_bits_alone_and_among_many(hidden, tokens):
         assert torch.equal(own.pre, mix.pre[part]) and torch.equal(own.post, mix.post[part])
 
 
+@pytest.mark.parametrize(
+    ("streams", "hidden", "tokens"),
+    [
+        (4, 300, 3),
+        (1, 33, 2),
+        *(pytest.param(4, 5120, tokens, marks=pair.on_device) for tokens in (1, 7, 48, 49, 1000)),
+    ],
+)
+def test_the_next_half_is_entered_as_if_the_one_before_had_been_left(streams, hidden, tokens):
+    ops = pair.hopper()
+    prepared = ops.prepare_hyper(*pair.placed((weights_of(streams, hidden, 20), norm(hidden))))
+    given, output = pair.narrow(normal(tokens, streams, hidden)), pair.narrow(normal(tokens, hidden, seed=3))
+    shapes = (tokens, streams), (tokens, streams), (tokens, streams, streams)
+    before = Mix(*(pair.placed(normal(*shape, seed=seed)) for seed, shape in enumerate(shapes)))
+    left, x, mix = ops.hyper_next(given, output, before, prepared)
+    assert torch.equal(left, ops.hyper_leave(given, output, before))
+    expected, expected_mix = ops.hyper_enter(left, before.pre, prepared)
+    assert torch.equal(x, expected) and torch.equal(mix.comb, expected_mix.comb)
+    assert torch.equal(mix.pre, expected_mix.pre) and torch.equal(mix.post, expected_mix.post)
+
+
 def test_embedding_and_head_are_those_of_the_reference():
     table, head = Weight(normal(50, 96, seed=1).bfloat16()), HeadWeights(norm(96), Weight(normal(70, 96).bfloat16()))
     tokens, pre = torch.tensor([3, 49, 3]), torch.rand(3, 4)
@@ -92,22 +113,15 @@ def test_no_tokens_and_wrong_shapes():
 def test_the_sizes_in_python_are_those_of_the_source():
     text = hyper.NATIVE.read_text()
     assert "STREAMS = {}, HIDDEN = {}".format(*hyper.NATIVE_SIZES) in text
-    names = "COLUMNS", "STRETCHES", "WARPS", "LINE", "FN_LINES", "RING_LINES", "FINISH_WARPS"
-    columns, stretches, warps, line, fn_lines, ring_lines, finish_warps = (
+    names = "COLUMNS", "HALVES", "UNITS", "WARPS", "STAGES", "LINE", "FN_LINES", "FINISH_WARPS"
+    columns, halves, units, warps, stages, line, fn_lines, finish_warps = (
         int(re.search(rf"\b{name} = (\d+)", text)[1]) for name in names
     )
     streams, hidden = hyper.NATIVE_SIZES
     assert (2 + streams) * streams == hyper.NATIVE_MIXES and warps == hyper.NATIVE_WARPS
-    assert hyper.NATIVE_PARTS * stretches * columns == hidden and (finish_warps + 1) * 32 == hyper.FINISH_THREADS
-    lines = stretches * streams * fn_lines + warps * ring_lines
+    assert hyper.NATIVE_PARTS * units * halves * columns == hidden and (finish_warps + 1) * 32 == hyper.FINISH_THREADS
+    lines = units * halves * streams * fn_lines + warps * stages * (streams + 1) * halves
     assert hyper.NATIVE_SHARED_BYTES == lines * line <= (232_448 - 2048) // 2  # two blocks on a multiprocessor
-    tiles = {int(size): int(count) for size, count in re.findall(r"mix_(\d+)\(.*mix<(\d+)>", text)}
-    assert tiles == {8: 1, 16: 2} and all(ring_lines % count == 0 for count in tiles.values())
-
-
-@pytest.mark.parametrize(("tokens", "taken"), [(1, 8), (128, 8), (129, 16), (5000, 16)])
-def test_a_warp_takes_fewer_of_few_tokens(tokens, taken):
-    assert hyper.native_tokens(tokens) == taken
 
 
 def test_packed_fn_holds_fragments_of_the_matrix_unit():

@@ -68,9 +68,11 @@ def test_parts_give_the_same_choice(monkeypatch):
     assert torch.equal(parts.entries, whole.entries)
 
 
-def test_queries_are_those_of_the_reference_on_one_scale_a_head():
-    from deepinfer.backends.cuda.hopper import indexer
+@pytest.mark.parametrize("width", [8, 4096])  # of which a piece of x is a multiple: four, or one
+def test_queries_are_those_of_the_reference_on_one_scale_a_head(width, monkeypatch):
+    from deepinfer.backends.cuda.hopper import indexer, linear
 
+    monkeypatch.setattr(linear, "PIECE_WIDTH", width)
     case = make_case(1, ((1, 20),), 2, 64)
     rows = case[0].wq_b.value.unflatten(0, (2, 2, 32)) * torch.tensor([1.0, 32.0]).bfloat16().view(2, 1, 1)
     ones = Weight(torch.ones_like(case[0].weights_proj.value))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from backends.cuda import packed, pair
-from deepinfer.backends.cuda.hopper import moe
+from deepinfer.backends.cuda.hopper import linear, moe
 from deepinfer.backends.cuda.hopper.experts import expert_matmul, prepare_stack
 from deepinfer.backends.cuda.hopper.quant import quantise
 from deepinfer.errors import ShapeError
@@ -43,7 +43,7 @@ def both(weights: ExpertWeights, x: torch.Tensor, chosen: torch.Tensor, share: t
 @pytest.mark.parametrize("width", [16, 4096])  # of which a piece of the router's width is a multiple: four, or one
 @pytest.mark.parametrize(("scoring", "normalize"), [("sqrtsoftplus", True), ("softmax", False), ("sigmoid", True)])
 def test_choices_and_shares_equal_the_reference(scoring, normalize, width, monkeypatch):
-    monkeypatch.setattr(moe, "PIECE_WIDTH", width)
+    monkeypatch.setattr(linear, "PIECE_WIDTH", width)
     router = dataclasses.replace(golden.router(4), scoring=scoring, normalize=normalize, temperature=1.5)
     x, is_image = inputs(9), torch.arange(9) % 4 == 0
     ours, theirs = pair.hopper(), pair.reference()

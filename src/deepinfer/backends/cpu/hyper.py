@@ -96,3 +96,9 @@ def hyper_leave(streams: Tensor, output: Tensor, mix: Mix) -> Tensor:
         num_tokens, m, hidden, result.data_ptr(),
     )  # fmt: skip
     return result
+
+
+def hyper_next(streams: Tensor, output: Tensor, mix: Mix, hyper: CpuHyper) -> tuple[Tensor, Tensor, Mix]:
+    """`hyper_leave`, then `hyper_enter` of the next half: streams [T, m, H] float32, its input [T, H] and its mix."""
+    streams = hyper_leave(streams, output, mix)
+    return streams, *hyper_enter(streams, mix.pre, hyper)

@@ -29,6 +29,7 @@ FUNCTIONS: tuple[Callable[..., Any], ...] = (
     hyper.prepare_hyper,
     hyper.hyper_enter,
     hyper.hyper_leave,
+    hyper.hyper_next,
     projections.prepare_attention,
     projections.attention_inputs,
     projections.main_rows,

@@ -29,6 +29,7 @@ FUNCTIONS: tuple[Callable[..., Any], ...] = (
     hyper.prepare_hyper,
     hyper.hyper_enter,
     hyper.hyper_leave,
+    hyper.hyper_next,
     attention.prepare_attention,
     attention.attention_inputs,
     attention.main_rows,

@@ -86,6 +86,14 @@ def hyper_leave(numerics: Numerics, streams: Tensor, output: Tensor, mix: Mix) -
     return numerics.act(spread + torch.cat(mixed))
 
 
+def hyper_next(
+    numerics: Numerics, streams: Tensor, output: Tensor, mix: Mix, hyper: Hyper
+) -> tuple[Tensor, Tensor, Mix]:
+    """`hyper_leave`, then `hyper_enter` of the next half: streams [T, m, H] float32, its input [T, H] and its mix."""
+    streams = hyper_leave(numerics, streams, output, mix)
+    return streams, *hyper_enter(numerics, streams, mix.pre, hyper)
+
+
 def collapse(numerics: Numerics, streams: Tensor, pre: Tensor) -> Tensor:
     """sum_i pre[i] * streams[i]: [T, H] float32."""
     return numerics.act((pre.unsqueeze(-1) * streams).sum(1))

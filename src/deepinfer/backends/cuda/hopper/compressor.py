@@ -152,6 +152,7 @@ def index_key_kernel(
     page_stride, num_blocks, per_block, table_columns,
     RATIO: tl.constexpr, WIDTH: tl.constexpr, ROPE: tl.constexpr, PAIRS: tl.constexpr,
 ):  # fmt: skip
+    """One token: if it completes a group, the group's packed index key in its page."""
     begin()
     token = tl.program_id(0).to(tl.int64)
     block, place, group = page_place(positions, token_rows, table, table_columns, num_blocks, token, RATIO, per_block)

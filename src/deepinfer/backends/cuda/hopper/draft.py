@@ -131,6 +131,7 @@ def next_kernel(
     logits, embed, previous, matrix, out, num_tokens, num_ids, logits_stride,
     RANK: tl.constexpr, RANK_TILE: tl.constexpr, TOKEN_TILE: tl.constexpr, ID_TILE: tl.constexpr,
 ):  # fmt: skip
+    """One tile of these logits."""
     begin()
     token, ids, value = next_logits(
         logits, embed, previous, matrix, num_tokens, num_ids, logits_stride, RANK, RANK_TILE, TOKEN_TILE, ID_TILE

@@ -44,6 +44,7 @@ def gather_kernel(
     codes, scales, rows, out, num_rows,
     COLUMNS: tl.constexpr, COLUMN_TILE: tl.constexpr, WIDTH: tl.constexpr, WIDTH_TILE: tl.constexpr,
 ):  # fmt: skip
+    """One token's table rows, widened to bf16, side by side; zeros for a row outside the table."""
     begin()
     token = tl.program_id(0).to(tl.int64)
     column, member = tl.arange(0, COLUMN_TILE), tl.arange(0, WIDTH_TILE)

@@ -1,9 +1,9 @@
 """Hyper-connections: m residual streams, collapsed before and spread after each half layer.
 
-The mix of a half is a narrow product along m * H. At the released sizes CUDA C++ reads the streams once
-(`native/hyper.cu`). In Triton the product is cut into pieces of one fixed size whose sums are added in order by a
-second kernel, which also does the Sinkhorn rounds and the collapse. fn is float32; as two bf16 matrices it keeps
-16 bits of its mantissa, and streams are bf16 anyway.
+The mix of a half is a narrow product along m * H. At the released sizes CUDA C++ reads the streams once, for leaving
+the half before too (`native/hyper.cu`). In Triton the product is cut into pieces of one fixed size whose sums are added
+in order by a second kernel, which also does the Sinkhorn rounds and the collapse. fn is float32; as two bf16 matrices
+it keeps 16 bits of its mantissa, and streams are bf16 anyway.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ PIECE = 1024  # columns that one program sums
 TOKEN_TILE = 64
 NATIVE = Path(__file__).parent / "native" / "hyper.cu"
 NATIVE_SIZES, NATIVE_MIXES = (4, 5120), 24  # the rest as in this source
-NATIVE_PARTS, NATIVE_WARPS, NATIVE_GROUPS, NATIVE_SHARED_BYTES, FINISH_THREADS = 32, 4, 8, 102_400, 160
+NATIVE_PARTS, NATIVE_WARPS, NATIVE_SHARED_BYTES, FINISH_THREADS = 40, 6, 110_592, 160
+NATIVE_TOKENS, NATIVE_GROUPS = 8 * NATIVE_WARPS, 6  # that a block takes at a time; blocks of a part that an H200 runs
 
 
 @dataclass(frozen=True)
@@ -119,6 +120,7 @@ def collapsed(streams, pre, norm, token, HIDDEN: tl.constexpr, STREAMS: tl.const
 
 @triton.jit
 def collapse_kernel(streams, pre, norm, eps, out, HIDDEN: tl.constexpr, STREAMS: tl.constexpr, TILE: tl.constexpr):
+    """The normed collapse of one token's streams, and nothing else of `hyper_enter`."""
     begin()
     token = tl.program_id(0).to(tl.int64)
     x, _ = collapsed(streams, pre, norm, token, HIDDEN, STREAMS, TILE, eps)
@@ -188,28 +190,31 @@ def _native(name: str, device: torch.device, threads: int, shared_bytes: int) ->
     return native.load(NATIVE, name, threads, shared_bytes, device.index or 0)
 
 
-def _enter_native(streams: Tensor, pre: Tensor, hyper: Hyper, x: Tensor, mix: Mix) -> bool:
-    """`hyper_enter` into x and mix by the CUDA C++ kernels; False where Triton's must do."""
+def _enter_native(streams: Tensor, pre: Tensor, hyper: Hyper, x: Tensor, mix: Mix, *left: Tensor) -> bool:
+    """`hyper_enter` into x and mix by the CUDA C++ kernels; False where Triton's must do.
+
+    left: of a half to leave first its output, post and comb, and where its streams go.
+    """
     num_tokens, device = len(pre), streams.device
-    if device.type != "cuda" or hyper.fn_packed is None or streams.data_ptr() % 16 or pre.data_ptr() % 16:
+    if device.type != "cuda" or hyper.fn_packed is None or any(part.data_ptr() % 16 for part in (streams, pre, *left)):
         return False
-    tokens = native_tokens(num_tokens)
-    first = _native(f"mix_{tokens}", device, NATIVE_WARPS * 32, NATIVE_SHARED_BYTES)
+    first = _native("leave_and_enter" if left else "enter", device, NATIVE_WARPS * 32, NATIVE_SHARED_BYTES)
     second = _native("finish", device, FINISH_THREADS, 0)
     if first is None or second is None:
         return False
     sums = torch.empty(num_tokens, NATIVE_PARTS, NATIVE_MIXES + 1, device=device)
     weights = hyper.fn_packed, hyper.gain, hyper.base, hyper.norm.weight
     numbers = num_tokens, hyper.num_iterations, hyper.eps, hyper.norm_eps, hyper.norm.eps
-    given = streams, pre, *weights, sums, x, mix.pre, mix.post, mix.comb, *numbers
-    first.launch((NATIVE_PARTS, min(NATIVE_GROUPS, cdiv(num_tokens, NATIVE_WARPS * tokens)), 1), given)
+    given = streams, pre, *(left or (None,) * 4), *weights, sums, x, mix.pre, mix.post, mix.comb, *numbers
+    first.launch((NATIVE_PARTS, min(NATIVE_GROUPS, cdiv(num_tokens, NATIVE_TOKENS)), 1), given)
     second.launch((num_tokens, 1, 1), given)
     return True
 
 
-def native_tokens(num_tokens: int) -> int:
-    """How many tokens a warp takes at a time: the faster size on an H200; bits do not depend on it."""
-    return 8 if num_tokens <= 128 else 16
+def _entered(num_tokens: int, hyper: Hyper, device: torch.device) -> tuple[Tensor, Mix]:
+    """What `hyper_enter` gives, not filled."""
+    m, x = hyper.num_streams, torch.empty(num_tokens, len(hyper.norm.weight), dtype=torch.bfloat16, device=device)
+    return x, Mix(*(torch.empty(num_tokens, *shape, device=device) for shape in ((m,), (m,), (m, m))))
 
 
 def hyper_enter(streams: Tensor, pre: Tensor, hyper: Hyper) -> tuple[Tensor, Mix]:
@@ -219,8 +224,7 @@ def hyper_enter(streams: Tensor, pre: Tensor, hyper: Hyper) -> tuple[Tensor, Mix
     num_tokens, device = streams.shape[0], streams.device
     expect("pre", pre, (num_tokens, m), torch.float32)
     streams, pre = streams.contiguous(), pre.contiguous()
-    x = torch.empty(num_tokens, hidden, dtype=torch.bfloat16, device=device)
-    mix = Mix(*(torch.empty(num_tokens, *shape, device=device) for shape in ((m,), (m,), (m, m))))
+    x, mix = _entered(num_tokens, hyper, device)
     if not num_tokens or _enter_native(streams, pre, hyper, x, mix):
         return x, mix
     num_pieces = cdiv(width, PIECE)
@@ -243,6 +247,7 @@ def leave_kernel(
     streams, output, post, comb, out,
     HIDDEN: tl.constexpr, STREAMS: tl.constexpr, PADDED: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
+    """Some columns of all streams of one token."""
     begin()
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * TILE + tl.arange(0, TILE)
@@ -271,3 +276,19 @@ def hyper_leave(streams: Tensor, output: Tensor, mix: Mix) -> Tensor:
             hidden, m, next_power_of_2(m), tile, num_warps=4, launch_pdl=True,
         )  # fmt: skip
     return out
+
+
+def hyper_next(streams: Tensor, output: Tensor, mix: Mix, hyper: Hyper) -> tuple[Tensor, Tensor, Mix]:
+    """`hyper_leave`, then `hyper_enter` of the next half, in the same bits: streams, its input [T, H] bf16, its mix."""
+    m, hidden = hyper.num_streams, len(hyper.norm.weight)
+    expect("streams", streams, (None, m, hidden), torch.bfloat16)
+    num_tokens = len(streams)
+    expect("output", output, (num_tokens, hidden), torch.bfloat16)
+    expect("pre", mix.pre, (num_tokens, m), torch.float32)
+    left = torch.empty_like(streams, memory_format=torch.contiguous_format)
+    x, own = _entered(num_tokens, hyper, streams.device)
+    half = output.contiguous(), mix.post.contiguous(), mix.comb.contiguous(), left
+    if num_tokens and _enter_native(streams.contiguous(), mix.pre.contiguous(), hyper, x, own, *half):
+        return left, x, own
+    left = hyper_leave(streams, output, mix)
+    return left, *hyper_enter(left, mix.pre, hyper)

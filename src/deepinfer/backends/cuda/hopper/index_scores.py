@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from deepinfer.backends.cuda.hopper.numbers import from_e4m3_bytes, group_bytes, multiply, scaled_e2m1, to_bf16, ue8m0
-from deepinfer.backends.cuda.hopper.selection import GROUP
+from deepinfer.backends.cuda.hopper.selection import GROUP, empty_scores
 from deepinfer.backends.cuda.hopper.sizes import cdiv, next_power_of_2
 from deepinfer.backends.cuda.native import Kernel, load
 from deepinfer.ops.batch import TokenBatch
@@ -62,6 +62,7 @@ def neighbours_of(
 
 @triton.jit
 def widened_keys(row_at, is_seen, WIDTH: tl.constexpr, KEYS: tl.constexpr):
+    """Packed keys at these addresses as bf16 [KEYS, WIDTH], zeros where not seen."""
     byte = tl.arange(0, WIDTH // 2)[None, :]
     codes = tl.load(row_at[:, None] + byte, mask=is_seen[:, None], other=0)
     factors = ue8m0(group_bytes(row_at + WIDTH // 2, is_seen, WIDTH // 32, WIDTH // 32, WIDTH % 128 == 0))
@@ -180,10 +181,11 @@ def entry_scores(
 ) -> tuple[Tensor, Tensor]:
     """Scores [last - first, entries] float32 of these tokens, and the best visible one of each GROUP entries."""
     num_entries, table = (batch.max_position + 1) // indexer.ratio, batch.block_table.contiguous()
-    scores = torch.empty(last - first, num_entries, device=q.device)
-    peaks = torch.empty(last - first, cdiv(num_entries, GROUP), device=q.device)
+    scores = empty_scores(last - first, num_entries, q.device)
+    peaks = empty_scores(last - first, cdiv(num_entries, GROUP), q.device)
     rows, firsts, lasts = _row_tiles(batch)
-    given = q, weights, index_pages, table, rows, firsts, lasts, visible, scores, peaks, num_entries, peaks.shape[1]
+    strides = scores.stride(0), peaks.stride(0)
+    given = q, weights, index_pages, table, rows, firsts, lasts, visible, scores, peaks, *strides
     paging = index_pages.stride(0), index_pages.shape[0], index_pages.shape[1], table.shape[1]
     if kernel := _native("score_keys", q, indexer, index_pages, NATIVE_TILE):
         num_tiles = cdiv(num_entries, NATIVE_TILE)

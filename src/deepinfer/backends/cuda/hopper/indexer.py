@@ -13,12 +13,12 @@ from torch import Tensor
 from deepinfer.backends.cuda.hopper.begin import begin
 from deepinfer.backends.cuda.hopper.compressor import packed_index
 from deepinfer.backends.cuda.hopper.index_scores import TOKEN_TILE, candidate_scores, entry_scores
-from deepinfer.backends.cuda.hopper.linear import linear
+from deepinfer.backends.cuda.hopper.linear import linear, linear_in_pieces
 from deepinfer.backends.cuda.hopper.matrices import Matrix, prepare_matrix
 from deepinfer.backends.cuda.hopper.numbers import e2m1_numbers, e4m3_bytes, power, ue8m0
-from deepinfer.backends.cuda.hopper.rope import rotated_tail
+from deepinfer.backends.cuda.hopper.rope import rotated, tail_angles
 from deepinfer.backends.cuda.hopper.selection import GROUP, best_columns, best_of_blocks, group_peaks
-from deepinfer.backends.cuda.hopper.sizes import cdiv, next_power_of_2
+from deepinfer.backends.cuda.hopper.sizes import cdiv
 from deepinfer.ops.batch import TokenBatch
 from deepinfer.ops.reference.rope import rope_frequencies
 from deepinfer.ops.reference.shapes import expect, require
@@ -26,6 +26,7 @@ from deepinfer.ops.values import Selection
 from deepinfer.ops.weights import IndexerWeights
 
 SCORE_BYTES = 1 << 30  # of scores that are held at a time
+HEAD_TILE = 8  # heads whose queries one program makes
 UP = tl.constexpr(-1)  # octaves that e2m1 of the largest scale grow by as e4m3
 
 
@@ -72,26 +73,34 @@ def prepare_indexer(indexer: IndexerWeights) -> Indexer:
 
 @triton.jit
 def query_kernel(
-    q, codes, weights, factor, positions, frequencies,
-    HEADS: tl.constexpr, WIDTH: tl.constexpr, ROPE: tl.constexpr, PAIRS: tl.constexpr,
+    q, codes, pieces, weights, factor, positions, frequencies, piece_stride,
+    HEADS: tl.constexpr, WIDTH: tl.constexpr, ROPE: tl.constexpr, PIECES: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """One head of one token: rotate, round to e2m1 with a scale per 32; put it on the largest scale, as e4m3.
+    """Some heads of one token: rotate, round to e2m1 with a scale per 32; put each on its largest scale, as e4m3.
 
-    Its weight is multiplied by the factor and that scale. Codes more than 7 octaves below the largest scale lose bits.
+    Its weight, the sum of the pieces, is multiplied by the factor and that scale. Codes more than 7 octaves below the
+    largest scale lose bits.
     """
     begin()
-    token = tl.program_id(0).to(tl.int64)
-    head = token * HEADS + tl.program_id(1)
-    column = tl.arange(0, PAIRS)[:, None] * 2 + tl.arange(0, 2)[None, :]
-    value = tl.load(q + head * WIDTH + column, mask=column < WIDTH, other=0.0).to(tl.float32)
-    value = rotated_tail(value, tl.load(positions + token), frequencies, WIDTH, ROPE, PAIRS)
-    packed, exponents = packed_index(tl.reshape(value, [PAIRS // 16, 32]), PAIRS // 16)
-    exponents = exponents.to(tl.int32)
-    largest = tl.max(exponents, 0)
-    down = power(tl.maximum(exponents - largest + (127 + UP), 1))
+    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1) * TILE + tl.arange(0, TILE)
+    is_head = head < HEADS
+    line = token * HEADS + head
+    at = line[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
+    value = tl.load(q + at, mask=is_head[:, None], other=0.0).to(tl.float32)
+    first, second = tl.split(tl.reshape(value, [TILE, WIDTH // 2, 2]))
+    angle = tail_angles(tl.load(positions + token), frequencies, WIDTH, ROPE, WIDTH // 2)
+    turned = rotated(first, second, angle[None, :])
+    groups: tl.constexpr = TILE * WIDTH // 32
+    packed, exponents = packed_index(tl.reshape(tl.join(*turned), [groups, 32]), groups)
+    exponents = tl.reshape(exponents.to(tl.int32), [TILE, WIDTH // 32])
+    largest = tl.max(exponents, 1)
+    down = tl.reshape(power(tl.maximum(exponents - largest[:, None] + (127 + UP), 1)), [groups])
     value = e4m3_bytes(e2m1_numbers(packed) * down[:, None, None])
-    tl.store(codes + head * WIDTH + column, tl.reshape(value, [PAIRS, 2]), mask=column < WIDTH)
-    tl.store(weights + head, tl.load(weights + head) * factor * ue8m0(largest))
+    tl.store(codes + at, tl.reshape(value, [TILE, WIDTH]), mask=is_head[:, None])
+    weight = tl.load(pieces + line, mask=is_head, other=0.0)
+    for piece in tl.static_range(1, PIECES):
+        weight += tl.load(pieces + piece * piece_stride + line, mask=is_head, other=0.0)
+    tl.store(weights + line, weight * factor * ue8m0(largest), mask=is_head)
 
 
 def select(
@@ -144,14 +153,15 @@ def _everything(
 
 def _queries(x: Tensor, low_rank: Tensor, batch: TokenBatch, indexer: Indexer) -> tuple[Tensor, Tensor]:
     """Rotated and e2m1-rounded index queries [T, heads * d] e4m3, head weights [T, heads] float32 with their scales."""
-    q, weights = linear(low_rank, indexer.wq_b), linear(x, indexer.weights_proj)
+    q, pieces = linear(low_rank, indexer.wq_b), linear_in_pieces(x, indexer.weights_proj)
     codes = torch.empty(q.shape, dtype=torch.uint8, device=q.device)
     heads, dim = indexer.num_heads, indexer.dim
+    weights = torch.empty(len(q), heads, device=q.device)
     if len(q):
-        query_kernel[(len(q), heads)](
-            q, codes, weights, dim**-0.5 * heads**-0.5 * 2.0**-UP.value, batch.positions, indexer.frequencies, heads,
-            dim, 2 * len(indexer.frequencies), next_power_of_2(dim) // 2,
-            num_warps=1, enable_fp_fusion=False, launch_pdl=True,
+        query_kernel[(len(q), cdiv(heads, HEAD_TILE))](
+            q, codes, pieces, weights, dim**-0.5 * heads**-0.5 * 2.0**-UP.value, batch.positions, indexer.frequencies,
+            pieces.stride(0), heads, dim, 2 * len(indexer.frequencies), len(pieces), HEAD_TILE,
+            num_warps=4, enable_fp_fusion=False, launch_pdl=True,
         )  # fmt: skip
     return codes, weights
 

@@ -22,6 +22,8 @@ from deepinfer.backends.cuda.hopper.quant import Rows, quantise, widened
 from deepinfer.backends.cuda.hopper.sizes import cdiv
 from deepinfer.ops.reference.shapes import expect, require
 
+PIECES, PIECE_WIDTH = 4, 128  # of a width: they are multiples of the latter, or there is one
+
 
 @triton.jit
 def matmul_kernel(
@@ -96,19 +98,6 @@ def matmul(x: Rows, matrix: Rows, dtype: torch.dtype = torch.bfloat16, out: Tens
     return out
 
 
-def matmul_in_pieces(x: Tensor, matrix: Tensor, num_pieces: int) -> Tensor:
-    """x [n, width] @ matrix [rows, width].T, both bf16, of each of some pieces of the width: [pieces, n, rows] float32.
-
-    A matrix of few rows is read by more programs so.
-    """
-    (num_tokens, width), num_rows = x.shape, len(matrix)
-    out = torch.empty(num_pieces, num_tokens, num_rows, device=x.device)
-    piece, strides = width // num_pieces, (x.stride(0), width, num_rows)
-    group_strides, shape = (piece, piece, num_tokens * num_rows), (num_rows, piece, num_pieces)
-    _launch(Rows(x, None), Rows(matrix, None), out, num_tokens, strides, group_strides, shape)
-    return out
-
-
 def grouped_matmul(x: Tensor, matrices: Tensor) -> Tensor:
     """x [n, groups * width] @ matrices [groups, rows, width] of its group: [n, groups * rows], all bf16."""
     groups, rows, width = matrices.shape
@@ -159,3 +148,21 @@ def linear(x: Tensor | Rows | Panels, matrix: Matrix, out: Tensor | None = None)
         return matmul(Rows(x, None), matrix.rows, matrix.dtype, out)
     x = x if isinstance(x, Rows) else quantise(x)
     return matmul(x if matrix.rows.scale is not None else widened(x), matrix.rows, matrix.dtype, out)
+
+
+def linear_in_pieces(x: Tensor, matrix: Matrix) -> Tensor:
+    """The results of each piece of the width [pieces, n, rows] float32, to be added in this order.
+
+    A matrix of few rows is read by more programs so. How many pieces there are does not depend on the tokens.
+    """
+    (num_tokens, width), rows = x.shape, matrix.rows
+    if matrix.rounds_input or width % (PIECES * PIECE_WIDTH):
+        return linear(x, matrix).unsqueeze(0)
+    assert isinstance(rows, Rows), "bf16 matrices are not packed"
+    num_rows = len(rows.values)
+    require(rows.values.shape[1] == width, f"x is {width} wide; it must be {rows.values.shape[1]}")
+    out = torch.empty(PIECES, num_tokens, num_rows, device=x.device)
+    piece, strides = width // PIECES, (x.stride(0), width, num_rows)
+    group_strides, shape = (piece, piece, num_tokens * num_rows), (num_rows, piece, PIECES)
+    _launch(Rows(x, None), rows, out, num_tokens, strides, group_strides, shape)
+    return out

@@ -15,7 +15,7 @@ from torch import Tensor
 from deepinfer.backends.cuda.hopper.begin import begin
 from deepinfer.backends.cuda.hopper.beside import beside
 from deepinfer.backends.cuda.hopper.experts import Stack, expert_matmul, ordered, prepare_stack
-from deepinfer.backends.cuda.hopper.linear import linear, matmul_in_pieces
+from deepinfer.backends.cuda.hopper.linear import linear, linear_in_pieces
 from deepinfer.backends.cuda.hopper.matrices import Matrix, prepare_matrix
 from deepinfer.backends.cuda.hopper.numbers import to_bf16
 from deepinfer.backends.cuda.hopper.panels import Panels, Places, places_of, quantise_panels
@@ -29,7 +29,6 @@ from deepinfer.ops.weights import ExpertWeights, RouterWeights
 
 SCORINGS = ("sqrtsoftplus", "softmax", "sigmoid")
 COPY_SHARE = 1 / 400  # of a card's memory, that a layer's copies as e4m3 may take: a tenth for 40 layers
-PIECES, PIECE_WIDTH = 4, 128  # of the router's width: they are multiples of the latter, or there is one
 
 
 @dataclass(frozen=True)
@@ -132,7 +131,7 @@ def route(x: Tensor, is_image: Tensor | None, router: Router) -> tuple[Tensor, T
     num_tokens, num_experts, k = len(x), len(router.bias), router.num_active
     if is_image is not None:
         expect("is_image", is_image, (num_tokens,), torch.bool)
-    logits = _logits(x, router.matrix)
+    logits = linear_in_pieces(x, router.matrix)
     chosen = torch.empty(num_tokens, k, dtype=torch.int32, device=x.device)
     share = torch.empty(num_tokens, k, device=x.device)
     if num_tokens:
@@ -143,16 +142,6 @@ def route(x: Tensor, is_image: Tensor | None, router: Router) -> tuple[Tensor, T
             router.normalize, is_image is not None, num_warps=1, launch_pdl=True,
         )  # fmt: skip
     return chosen, share
-
-
-def _logits(x: Tensor, matrix: Matrix) -> Tensor:
-    """Logits of each piece of the width [pieces, T, E] float32; how many there are does not depend on the tokens."""
-    width = x.shape[1]
-    if matrix.rounds_input or width % (PIECES * PIECE_WIDTH):
-        return linear(x, matrix).unsqueeze(0)
-    assert isinstance(matrix.rows, Rows), "bf16 matrices are not packed"
-    require(matrix.rows.values.shape[1] == width, f"x is {width} wide; it must be {matrix.rows.values.shape[1]}")
-    return matmul_in_pieces(x, matrix.rows.values, PIECES)
 
 
 def prepare_experts(experts: ExpertWeights) -> Experts:

@@ -40,6 +40,7 @@ def rms_norm(x, weight, WIDTH: tl.constexpr, eps):
 
 @triton.jit
 def norm_kernel(x, weight, eps, out, WIDTH: tl.constexpr, TILE: tl.constexpr):
+    """One row."""
     begin()
     row, column = tl.program_id(0).to(tl.int64), tl.arange(0, TILE)
     is_here = column < WIDTH

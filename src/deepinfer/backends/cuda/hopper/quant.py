@@ -59,6 +59,7 @@ def fold_groups(x):
 
 @triton.jit
 def quantise_kernel(x, codes, scale, row_stride, WIDTH: tl.constexpr, GROUPS: tl.constexpr):
+    """One row's codes and its scale."""
     begin()
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, GROUPS)[:, None] * 32 + tl.arange(0, 32)[None, :]

@@ -18,6 +18,7 @@ def write_ring_kernel(
     values, ring, positions, rows, row_offsets, row_starts, row_slots,
     length, slot_stride, num_slots, NUMBERS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
+    """One token's value to its place in the ring, if it is among the last `length` of its row."""
     begin()
     token = tl.program_id(0).to(tl.int64)
     row = tl.load(rows + token)

@@ -19,13 +19,18 @@ def rotated(first, second, angle):
 
 
 @triton.jit
-def rotated_tail(x, position, frequencies, WIDTH: tl.constexpr, ROPE: tl.constexpr, PAIRS: tl.constexpr):
-    """x [PAIRS, 2] float32 with its last ROPE of WIDTH columns rotated by `position`, rounded to bf16."""
+def tail_angles(position, frequencies, WIDTH: tl.constexpr, ROPE: tl.constexpr, PAIRS: tl.constexpr):
+    """By what `position` turns each of the PAIRS that WIDTH columns are: zero but for the last ROPE columns."""
     pair = tl.arange(0, PAIRS) - (WIDTH - ROPE) // 2
     is_turned = (pair >= 0) & (pair < ROPE // 2)
-    frequency = tl.load(frequencies + pair, mask=is_turned, other=0.0)
+    return position.to(tl.float32) * tl.load(frequencies + pair, mask=is_turned, other=0.0)
+
+
+@triton.jit
+def rotated_tail(x, position, frequencies, WIDTH: tl.constexpr, ROPE: tl.constexpr, PAIRS: tl.constexpr):
+    """x [PAIRS, 2] float32 with its last ROPE of WIDTH columns rotated by `position`, rounded to bf16."""
     first, second = tl.split(x)
-    return tl.join(*rotated(first, second, position.to(tl.float32) * frequency))
+    return tl.join(*rotated(first, second, tail_angles(position, frequencies, WIDTH, ROPE, PAIRS)))
 
 
 @triton.jit
@@ -33,6 +38,7 @@ def rotate_heads_kernel(
     x, positions, frequencies, direction,
     HEADS: tl.constexpr, WIDTH: tl.constexpr, ROPE: tl.constexpr, HEAD_TILE: tl.constexpr, PAIRS: tl.constexpr,
 ):  # fmt: skip
+    """All heads of one token; direction: 1.0, or -1.0 for backwards."""
     begin()
     token = tl.program_id(0).to(tl.int64)
     head, pair = tl.arange(0, HEAD_TILE), tl.arange(0, PAIRS)

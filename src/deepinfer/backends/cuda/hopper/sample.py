@@ -24,6 +24,7 @@ BEST_PART = 4096  # of what does no arithmetic
 
 @triton.jit
 def is_number(x):
+    """Neither NaN nor infinite."""
     return (x > float("-inf")) & (x < float("inf"))
 
 

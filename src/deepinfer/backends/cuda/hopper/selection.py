@@ -37,6 +37,7 @@ def ordered(score, is_here):
 
 @triton.jit
 def count_of(condition):
+    """How many are true."""
     return tl.sum(condition.to(tl.int32))
 
 
@@ -105,8 +106,9 @@ def choose_kernel(
 
 @triton.jit
 def peak_kernel(
-    scores, visible, peaks, score_stride, num_columns, num_peaks, UNIT, SIZE: tl.constexpr, TILE: tl.constexpr
-):
+    scores, visible, peaks, score_stride, peak_stride, num_columns, num_peaks, UNIT,
+    SIZE: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
     """The best visible score of each `SIZE` columns of one row."""
     row = tl.program_id(0).to(tl.int64)
     limit = tl.minimum((tl.load(visible + row) + (UNIT - 1)) // UNIT, num_columns)
@@ -117,7 +119,12 @@ def peak_kernel(
             column = group * SIZE + member
             score = tl.load(scores + row * score_stride + column, mask=column < limit, other=float("-inf"))
             peak = tl.where(score > peak, score, peak)  # not a number: never chosen
-        tl.store(peaks + row * num_peaks + group, peak, mask=group < num_peaks)
+        tl.store(peaks + row * peak_stride + group, peak, mask=group < num_peaks)
+
+
+def empty_scores(num_rows: int, width: int, device: torch.device) -> Tensor:
+    """[rows, width] float32 whose rows begin at multiples of 16 bytes, as the CUDA C++ kernel reads them."""
+    return torch.empty(num_rows, cdiv(width, 4) * 4, device=device)[:, :width]
 
 
 def group_peaks(scores: Tensor, visible: Tensor, size: int = GROUP, unit: int = 1) -> Tensor:
@@ -126,10 +133,10 @@ def group_peaks(scores: Tensor, visible: Tensor, size: int = GROUP, unit: int = 
     What stands for groups that are not visible is not defined.
     """
     num_rows, width = scores.shape
-    peaks = torch.empty(num_rows, cdiv(width, size), device=scores.device)
+    peaks = empty_scores(num_rows, cdiv(width, size), scores.device)
     if peaks.numel():
         peak_kernel[(num_rows, cdiv(peaks.shape[1], PEAK_TILE))](
-            scores, visible, peaks, scores.stride(0), width, peaks.shape[1], unit, size, PEAK_TILE
+            scores, visible, peaks, scores.stride(0), peaks.stride(0), width, peaks.shape[1], unit, size, PEAK_TILE
         )
     return peaks
 
@@ -175,7 +182,7 @@ def _choose(
         return chosen
     num_blocks = 0 if blocks is None else blocks.shape[1]
     given = scores, visible, visible if blocks is None else blocks, chosen, scores.stride(0), width, num_blocks, unit
-    if kernel := _native(scores.device, width, size):
+    if kernel := _native(scores, width, size):
         kernel.launch((len(scores), 1, 1), (*given, count, by_place, is_pinned))
         return chosen
     tile = max(256, next_power_of_2(width))
@@ -185,9 +192,10 @@ def _choose(
     return chosen
 
 
-def _native(device: torch.device, width: int, size: int) -> Kernel | None:
+def _native(scores: Tensor, width: int, size: int) -> Kernel | None:
     """The CUDA C++ kernel for so many columns; None where Triton's must do."""
-    if device.type != "cuda" or width > DIRECT or size not in (0, GROUP):
+    device, is_aligned = scores.device, scores.stride(0) % 4 == 0 and scores.data_ptr() % 16 == 0
+    if device.type != "cuda" or width > DIRECT or size not in (0, GROUP) or not is_aligned:
         return None
     name = ("choose_few" if width <= NATIVE_FEW else "choose_many") + ("_of_blocks" if size else "")
     return load(NATIVE, name, NATIVE_THREADS, 0, device.index or 0)

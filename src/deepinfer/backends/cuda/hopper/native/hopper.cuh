@@ -62,6 +62,19 @@ __device__ inline void warp_arrive(u32 barrier) {
     if (threadIdx.x % 32 == 0) arrive(barrier);
 }
 
+// ---- copies of 16 bytes, a thread's own
+
+__device__ inline void copy_line(u32 to, const void *from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+
+__device__ inline void copies_end() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Waits until no more than LEFT groups of this thread's copies are on their way.
+template <int LEFT> __device__ inline void copies_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+}
+
 // ---- blocks of a cluster
 
 __device__ inline u32 rank_in_cluster() {

@@ -1,10 +1,12 @@
-// Entering a half layer at the released sizes, 4 streams of 5,120 columns and 24 mixes, in one pass over the streams.
+// Entering a half layer at the released sizes, 4 streams of 5,120 columns and 24 mixes, in one pass over the streams; the
+// half before may be left in the same pass.
 //
-// `mix` takes one part of the columns of every stream, for the product with fn and the collapse of the streams need the
-// same ones. A block keeps its part of fn in shared memory and goes through tokens, some for each warp. A thread
-// multiplies 8 columns that lie side by side, so the 16 bytes of a token come in the form in which the matrix unit takes
-// them; each thread copies its own to a ring, steps ahead, and waits for nobody. `finish` adds the parts in order, norms
-// the collapse and does the Sinkhorn rounds. The order of a token's sums does not depend on the number of tokens.
+// `enter` takes one part of the columns of every stream, for the product with fn and the collapse of the streams need the
+// same ones; `leave_and_enter` makes these streams first. A block keeps its part of fn in shared memory and goes through
+// tokens, eight at a time for each warp. A thread multiplies 8 columns that lie side by side, so the 16 bytes of a token
+// come in the form in which the matrix unit takes them; each thread copies its own to a ring, a unit ahead, and waits for
+// nobody. A unit is 64 columns: whole lines of memory. `finish` adds the parts in order, norms the collapse and does the
+// Sinkhorn rounds. The order of a token's sums does not depend on the number of tokens.
 //
 // fn is the sum of two bf16 matrices, in fragments of m16n8k16: of 8 rows each, the high part's first and second, the
 // low part's, and the third of both (`packed_fn` in hyper.py).
@@ -12,15 +14,19 @@
 #include "hopper.cuh"
 
 constexpr int STREAMS = 4, HIDDEN = 5120, WIDTH = STREAMS * HIDDEN, MIXES = (2 + STREAMS) * STREAMS, SUMS = MIXES + 1;
-constexpr int COLUMNS = 32, STRETCHES = 5, PARTS = HIDDEN / (STRETCHES * COLUMNS);  // of a step; of a part, in steps
-constexpr int STEPS = STRETCHES * STREAMS, WARPS = 4, LINE = 512;                   // bytes: 16 of each lane
-constexpr int FN_LINES = 6, FN_BYTES = STEPS * FN_LINES * LINE, RING_LINES = 20;    // of a warp
+constexpr int COLUMNS = 32, HALVES = 2, UNITS = 2;  // columns of a step; steps of a unit; units of a part
+constexpr int PART = COLUMNS * HALVES * UNITS, PARTS = HIDDEN / PART, WARPS = 6, STAGES = 2;
+constexpr int LINE = 512, FN_LINES = 6, FN_BYTES = UNITS * HALVES * STREAMS * FN_LINES * LINE;  // 16 bytes of each lane
+constexpr int UNIT_BYTES = (STREAMS + 1) * HALVES * LINE;
 constexpr int FINISH_WARPS = 4, PIECES = HIDDEN / 8 / (32 * FINISH_WARPS);
 constexpr u32 ALL = ~0u;
 
 struct Arguments {
     const u16 *streams;
     const float *pre;
+    const u16 *output;  // this and the next two: of the half that is left
+    const float *old_post, *old_comb;
+    u16 *left;  // streams that it leaves
     const u16 *fn;
     const float *gain, *base, *norm;
     float *sums;  // [tokens, PARTS, SUMS]: of the products, and of the squares of the streams
@@ -29,17 +35,6 @@ struct Arguments {
     i64 num_tokens, num_rounds;
     double eps, mix_eps, norm_eps;
 };
-
-__device__ inline void copy_line(u32 to, const void *from) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-}
-
-__device__ inline void copies_end() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-
-// Waits until no more than LEFT groups of this thread's copies are on their way.
-template <int LEFT> __device__ inline void copies_wait() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
-}
 
 // 16 rows of fn times 8 tokens, 16 columns.
 __device__ inline void multiply(float *sum, Four fn, u32 x, u32 next_x) {
@@ -70,102 +65,149 @@ __device__ inline void add_share(float *total, const u32 *pairs, float share) {
     }
 }
 
-// TILES: of 8 tokens, that a warp takes at a time.
-template <int TILES> __device__ inline void mix(const Arguments &given) {
-    constexpr int STAGES = RING_LINES / TILES, TOKENS = 8 * TILES;
-    extern __shared__ __align__(16) u8 memory[];
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, row = lane / 4, part = blockIdx.x;
-    u32 fn = (u32)__cvta_generic_to_shared(memory) + lane * 16, ring = fn + FN_BYTES + warp * RING_LINES * LINE;
-    int num_tokens = (int)given.num_tokens, column = part * STRETCHES * COLUMNS + lane % 4 * 8;
-    int stride = gridDim.y * WARPS * TOKENS, first = (blockIdx.y * WARPS + warp) * TOKENS + row;
+// A warp's next unit of eight tokens, for which it has copied all before.
+struct Next {
+    int token, unit, stage;
+};
 
-    const u8 *own_fn = (const u8 *)given.fn + (i64)part * FN_BYTES + lane * 16;
-    for (int line = warp; line < STEPS * FN_LINES; line += WARPS) copy_line(fn + line * LINE, own_fn + line * LINE);
+// Starts a thread's copies of the next unit: its token's streams and, if that is to be spread, the output.
+template <bool LEAVES>
+__device__ inline void take(const Arguments &given, Next &next, u32 ring, int column, int stride) {
+    if (next.token < (int)given.num_tokens) {
+        u32 to = ring + next.stage * UNIT_BYTES;
+        int from = column + next.unit * (HALVES * COLUMNS);
+        const u16 *streams = given.streams + (i64)next.token * WIDTH + from;
+        const u16 *output = given.output + (i64)next.token * HIDDEN + from;
+#pragma unroll
+        for (int input = 0; input < STREAMS + LEAVES; ++input)
+#pragma unroll
+            for (int half = 0; half < HALVES; ++half)
+                copy_line(to + (input * HALVES + half) * LINE,
+                          (input < STREAMS ? streams + input * HIDDEN : output) + half * COLUMNS);
+    }
     copies_end();
-    begin();
-    // The next step to copy: of which tokens, which stretch and stream, to which place of the ring.
-    int next_token = first, next_step = 0, next_place = 0;
-    const u16 *next_line = given.streams + (i64)first * WIDTH + column;
-    auto take = [&]() {
-        u32 at = ring + next_place * (TILES * LINE);
-        const u16 *x = next_line + (next_step / STREAMS * COLUMNS + next_step % STREAMS * HIDDEN);
-#pragma unroll
-        for (int i = 0; i < TILES; ++i)
-            if (next_token + 8 * i < num_tokens) copy_line(at + i * LINE, x + 8 * i * WIDTH);
-        copies_end();
-        next_place = next_place + 1 == STAGES ? 0 : next_place + 1;
-        if (++next_step == STEPS) next_step = 0, next_token += stride, next_line += (i64)stride * WIDTH;
-    };
-#pragma unroll 1
-    for (int step = 0; step < STAGES; ++step) take();
-    copies_wait<STAGES>();
-    __syncthreads();
+    if (++next.stage == STAGES) next.stage = 0;
+    if (++next.unit == UNITS) next.unit = 0, next.token += stride;
+}
 
-    int place = 0;
-#pragma unroll 1
-    for (int token = first; token - row < num_tokens; token += stride) {
-        float sums[TILES][2][4] = {}, squares[TILES] = {}, shares[TILES][4];
+// streams[j] = post[j] * output + sum over i of comb[i][j] * streams[i], in the order of `leave_kernel` in hyper.py.
+__device__ inline void spread(u32 (&streams)[STREAMS][4], const u32 (&output)[4], const float *post, const float *comb) {
 #pragma unroll
-        for (int i = 0; i < TILES; ++i) {
-            float4 share = ((const float4 *)given.pre)[min(token + 8 * i, num_tokens - 1)];
-            shares[i][0] = share.x, shares[i][1] = share.y, shares[i][2] = share.z, shares[i][3] = share.w;
-        }
-#pragma unroll 1
-        for (int stretch = 0; stretch < STRETCHES; ++stretch) {
-            float collapsed[TILES][8] = {};
+    for (int pair = 0; pair < 4; ++pair) {
+        float low[STREAMS], high[STREAMS];
 #pragma unroll
-            for (int stream = 0; stream < STREAMS; ++stream) {
-                u32 at = fn + (stretch * STREAMS + stream) * (FN_LINES * LINE);
-                Four matrix[FN_LINES];
+        for (int i = 0; i < STREAMS; ++i) low[i] = low_half(streams[i][pair]), high[i] = high_half(streams[i][pair]);
 #pragma unroll
-                for (int i = 0; i < FN_LINES; ++i) matrix[i] = load(at + i * LINE);
-                copies_wait<STAGES - 1>();
+        for (int j = 0; j < STREAMS; ++j) {
+            float a = fmaf(post[j], low_half(output[pair]), comb[j] * low[0]);
+            float b = fmaf(post[j], high_half(output[pair]), comb[j] * high[0]);
 #pragma unroll
-                for (int i = 0; i < TILES; ++i) {
-                    Four x = load(ring + (place * TILES + i) * LINE);
-                    multiply(sums[i][0], matrix[0], x.a, x.b);
-                    multiply(sums[i][1], matrix[2], x.a, x.b);
-                    multiply(sums[i][0], matrix[1], x.a, x.b);
-                    multiply(sums[i][1], matrix[5], x.c, x.d);
-                    multiply(sums[i][0], matrix[3], x.c, x.d);
-                    multiply(sums[i][0], matrix[4], x.c, x.d);
-                    u32 pairs[4] = {x.a, x.b, x.c, x.d};
-                    add_share(collapsed[i], pairs, shares[i][stream]);
-                    add_squares(squares[i], pairs);
-                }
-                place = place + 1 == STAGES ? 0 : place + 1;
-                take();
-            }
-#pragma unroll
-            for (int i = 0; i < TILES; ++i) {
-                if (token + 8 * i >= num_tokens) continue;
-                float *c = collapsed[i];
-                uint4 x = {two_bf16(c[0], c[1]), two_bf16(c[2], c[3]), two_bf16(c[4], c[5]), two_bf16(c[6], c[7])};
-                *(uint4 *)(given.x + (i64)(token + 8 * i) * HIDDEN + column + stretch * COLUMNS) = x;
-            }
-            __syncwarp();
-        }
-#pragma unroll
-        for (int i = 0; i < TILES; ++i) {  // of mixes row, 8 + row and 16 + row for two tokens
-            squares[i] += __shfl_xor_sync(ALL, squares[i], 1);
-            squares[i] += __shfl_xor_sync(ALL, squares[i], 2);
-            i64 lines = (i64)(token - row + 8 * i) * PARTS + part;
-            if (lane % 4 == 0 && token + 8 * i < num_tokens) given.sums[(lines + row * PARTS) * SUMS + MIXES] = squares[i];
-#pragma unroll
-            for (int other = 0; other < 2; ++other) {
-                int which = lane % 4 * 2 + other;
-                if (token - row + 8 * i + which >= num_tokens) continue;
-                float *line = given.sums + (lines + which * PARTS) * SUMS + row;
-                line[0] = sums[i][0][other];
-                line[8] = sums[i][0][2 + other];
-                line[16] = sums[i][1][other] + sums[i][1][2 + other];
-            }
+            for (int i = 1; i < STREAMS; ++i)
+                a = fmaf(comb[i * STREAMS + j], low[i], a), b = fmaf(comb[i * STREAMS + j], high[i], b);
+            streams[j][pair] = two_bf16(a, b);
         }
     }
 }
 
-extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) mix_8(const Arguments given) { mix<1>(given); }
-extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) mix_16(const Arguments given) { mix<2>(given); }
+__device__ inline void load_four(float *to, const float *from) {
+    float4 four = *(const float4 *)from;
+    to[0] = four.x, to[1] = four.y, to[2] = four.z, to[3] = four.w;
+}
+
+template <bool LEAVES> __device__ inline void mix(const Arguments &given) {
+    extern __shared__ __align__(16) u8 memory[];
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, row = lane / 4, part = blockIdx.x;
+    u32 fn = shared(memory) + lane * 16, ring = fn + FN_BYTES + warp * STAGES * UNIT_BYTES;
+    int num_tokens = (int)given.num_tokens, column = part * PART + lane % 4 * 8;
+    int stride = gridDim.y * WARPS * 8, first = (blockIdx.y * WARPS + warp) * 8 + row;
+
+    const u8 *own_fn = (const u8 *)given.fn + (i64)part * FN_BYTES + lane * 16;
+    for (int at = warp * LINE; at < FN_BYTES; at += WARPS * LINE) copy_line(fn + at, own_fn + at);
+    copies_end();
+    begin();
+    Next next = {first, 0, 0};
+#pragma unroll 1
+    for (int stage = 0; stage < STAGES; ++stage) take<LEAVES>(given, next, ring, column, stride);
+    copies_wait<STAGES>();
+    __syncthreads();
+
+    int stage = 0;
+#pragma unroll 1
+    for (int token = first; token - row < num_tokens; token += stride) {
+        float high[4] = {}, low[4] = {}, third[4] = {}, square = 0, pre[STREAMS], post[STREAMS], comb[STREAMS * STREAMS];
+        i64 known = min(token, num_tokens - 1);
+        load_four(pre, given.pre + known * STREAMS);
+        if (LEAVES) {
+            load_four(post, given.old_post + known * STREAMS);
+#pragma unroll
+            for (int i = 0; i < STREAMS; ++i)
+                load_four(comb + i * STREAMS, given.old_comb + (known * STREAMS + i) * STREAMS);
+        }
+#pragma unroll 1
+        for (int unit = 0; unit < UNITS; ++unit) {
+            copies_wait<STAGES - 1>();
+#pragma unroll
+            for (int half = 0; half < HALVES; ++half) {
+                u32 at = ring + stage * UNIT_BYTES + half * LINE;
+                int to = column + (unit * HALVES + half) * COLUMNS;
+                u32 streams[STREAMS][4], output[4];
+#pragma unroll
+                for (int i = 0; i < STREAMS + LEAVES; ++i) {
+                    Four v = load(at + i * HALVES * LINE);
+                    u32 *words = i < STREAMS ? streams[i] : output;
+                    words[0] = v.a, words[1] = v.b, words[2] = v.c, words[3] = v.d;
+                }
+                if (LEAVES) {
+                    spread(streams, output, post, comb);
+#pragma unroll
+                    for (int i = 0; i < STREAMS; ++i)
+                        if (token < num_tokens)
+                            *(uint4 *)(given.left + (i64)token * WIDTH + i * HIDDEN + to) =
+                                make_uint4(streams[i][0], streams[i][1], streams[i][2], streams[i][3]);
+                }
+                float c[8] = {};
+#pragma unroll
+                for (int i = 0; i < STREAMS; ++i) {
+                    u32 matrix_at = fn + ((unit * HALVES + half) * STREAMS + i) * (FN_LINES * LINE);
+                    Four matrix[FN_LINES];
+                    const u32 *x = streams[i];
+#pragma unroll
+                    for (int line = 0; line < FN_LINES; ++line) matrix[line] = load(matrix_at + line * LINE);
+                    multiply(high, matrix[0], x[0], x[1]);
+                    multiply(low, matrix[1], x[0], x[1]);
+                    multiply(third, matrix[2], x[0], x[1]);
+                    multiply(high, matrix[3], x[2], x[3]);
+                    multiply(low, matrix[4], x[2], x[3]);
+                    multiply(third, matrix[5], x[2], x[3]);
+                    add_share(c, x, pre[i]);
+                    add_squares(square, x);
+                }
+                if (token < num_tokens)
+                    *(uint4 *)(given.x + (i64)token * HIDDEN + to) = make_uint4(
+                        two_bf16(c[0], c[1]), two_bf16(c[2], c[3]), two_bf16(c[4], c[5]), two_bf16(c[6], c[7]));
+                __syncwarp();
+            }
+            if (++stage == STAGES) stage = 0;
+            take<LEAVES>(given, next, ring, column, stride);
+        }
+        square += __shfl_xor_sync(ALL, square, 1);
+        square += __shfl_xor_sync(ALL, square, 2);
+        i64 lines = (i64)(token - row) * PARTS + part;
+        if (lane % 4 == 0 && token < num_tokens) given.sums[(lines + row * PARTS) * SUMS + MIXES] = square;
+#pragma unroll
+        for (int other = 0; other < 2; ++other) {  // of mixes row, 8 + row and 16 + row for two tokens
+            int which = lane % 4 * 2 + other;
+            if (token - row + which >= num_tokens) continue;
+            float *line = given.sums + (lines + which * PARTS) * SUMS + row;
+            line[0] = high[other] + low[other];
+            line[8] = high[2 + other] + low[2 + other];
+            line[16] = third[other] + third[2 + other];
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) enter(const Arguments given) { mix<false>(given); }
+extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) leave_and_enter(const Arguments given) { mix<true>(given); }
 
 // The mixes of a token by one warp: each of its lanes has one sum.
 __device__ inline void finish_mixes(const Arguments &given, i64 token, int lane) {

@@ -1,7 +1,7 @@
 // Index scores of packed keys at the released sizes: 32 heads of 128 columns, rows of 64 bytes of e2m1 and 4 exponents.
 //
 // A group of four warps multiplies 64 keys by the queries of some tokens at a time, both e4m3. Packed keys come to
-// shared memory by bulk copies, some tiles ahead. A thread takes the 32 codes of one stretch of two keys and looks them
+// shared memory by bulk copies, those of candidates in pieces of 16 bytes, some tiles ahead. A thread takes the 32 codes of one stretch of two keys and looks them
 // up in registers, where the matrix unit reads them; they are on the largest of their key's scales, by which its scores
 // are multiplied. Queries stay in shared memory, their columns in the order in which the codes come: of step s, word
 // 4 half + t holds codes 4 half .. 4 half + 3 of word s of stretch t.
@@ -66,16 +66,24 @@ __device__ inline u32 larger_halves(u32 a, u32 b) {
     return c;
 }
 
-__device__ inline Packed read_keys(const u8 *tile) {
-    int lane = threadIdx.x % 32, stretch = lane % 4;
-    const u8 *row = tile + (threadIdx.x / 32 * 16 + lane / 4) * ROW_BYTES;
+__device__ inline u32 word_at(u32 at) {
+    u32 word;
+    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"(at));
+    return word;
+}
+
+// Where the first of the thread's two rows lies in a tile.
+__device__ inline u32 own_row() { return (threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4) * ROW_BYTES; }
+
+__device__ inline Packed read_keys(u32 row) {
+    int stretch = threadIdx.x % 4;
     Packed packed;
     u32 exponents[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half, row += 8 * ROW_BYTES) {
 #pragma unroll
-        for (int word = 0; word < 4; ++word) packed.words[half][word] = *(const u32 *)(row + stretch * 16 + word * 4);
-        exponents[half] = *(const u32 *)(row + DIM / 2);
+        for (int word = 0; word < 4; ++word) packed.words[half][word] = word_at(row + stretch * 16 + word * 4);
+        exponents[half] = word_at(row + DIM / 2);
     }
     // Each half holds bytes of one key; its high byte decides.
     u32 a = __byte_perm(exponents[0], exponents[1], 0x5410), b = __byte_perm(exponents[0], exponents[1], 0x7632);
@@ -96,11 +104,18 @@ __device__ inline Packed read_keys(const u8 *tile) {
 // Keys as the matrix unit wants them of a thread, by steps of 32 columns.
 typedef u32 Left[4][4];
 
+// The bytes that the four lower digits of `digits` name; __byte_perm would cut the others off first.
+__device__ inline u32 chosen_bytes(u32 low, u32 high, u32 digits) {
+    u32 bytes;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(bytes) : "r"(low), "r"(high), "r"(digits));
+    return bytes;
+}
+
 // Eight codes -> two times four e4m3.
 __device__ inline void widen(u32 word, u32 low, u32 high, u32 mask, u32 &first, u32 &second) {
     u32 sizes = word & mask, even = word << 4;  // `even` has the signs of codes 0, 2, 4, 6 where `word` has the others'
-    first = __byte_perm(low, high, sizes) | (__byte_perm(word, even, 0x1504) & 0x80808080);
-    second = __byte_perm(low, high, sizes >> 16) | (__byte_perm(word, even, 0x3726) & 0x80808080);
+    first = chosen_bytes(low, high, sizes) | (__byte_perm(word, even, 0x1504) & 0x80808080);
+    second = chosen_bytes(low, high, sizes >> 16) | (__byte_perm(word, even, 0x3726) & 0x80808080);
 }
 
 __device__ inline void widen_keys(Left &left, const Packed &packed) {
@@ -222,7 +237,7 @@ struct Turn {
 // The thread's part of the next tile of keys. When it returns all have read theirs, and the place may be filled again.
 __device__ inline Packed next_keys(Ring &ring, Turn &turn) {
     wait(shared(ring.arrived + turn.stage), turn.parity);
-    Packed packed = read_keys(ring.keys[turn.stage]);
+    Packed packed = read_keys(shared(ring.keys[turn.stage]) + own_row());
     __syncthreads();
     if (++turn.stage == STAGES) turn = {0, turn.parity ^ 1};
     return packed;
@@ -309,11 +324,41 @@ struct CandidateArguments {
     i64 score_stride, page_stride, num_blocks, per_block, table_columns, num_candidates, part_first, num_tiles;
 };
 
+__device__ inline const u8 *address_at(u32 at) {
+    const u8 *address;
+    asm volatile("ld.shared.b64 %0, [%1];" : "=l"(address) : "r"(at));
+    return address;
+}
+
+// A thread's pieces of 16 bytes of a tile of eight blocks.
+struct Pieces {
+    static constexpr int OF_BLOCK = BLOCK * ROW_BYTES / 16, OF_TILE = TILE_BYTES / 16;
+    static constexpr int ROUNDS = (OF_TILE + GROUP - 1) / GROUP;
+
+    u32 block[ROUNDS], offset[ROUNDS];  // where a block's address stands among those of the tile, and the piece in it
+
+    __device__ Pieces() {
+#pragma unroll
+        for (int i = 0; i < ROUNDS; ++i) {
+            int piece = i * GROUP + threadIdx.x;
+            block[i] = piece / OF_BLOCK * 8, offset[i] = piece % OF_BLOCK * 16;
+        }
+    }
+
+    // Starts their copies; to: where the first goes. blocks: addresses of the tile's, in shared memory.
+    __device__ void copy(u32 to, u32 blocks) const {
+#pragma unroll
+        for (int i = 0; i < ROUNDS; ++i)
+            if ((i + 1) * GROUP <= OF_TILE || i * GROUP + threadIdx.x < OF_TILE)
+                copy_line(to + i * GROUP * 16, address_at(blocks + block[i]) + offset[i]);
+    }
+};
+
 // One token against some tiles of the entries of its candidate blocks; scores of what it does not see are not written.
 extern "C" __global__ void __launch_bounds__(GROUP, 9) score_candidates(const CandidateArguments given) {
     __shared__ alignas(1024) u8 queries[HEADS * DIM];
-    __shared__ Ring ring;
-    __shared__ i64 places[MAX_BLOCKS];
+    __shared__ alignas(16) u8 keys[STAGES][TILE_BYTES];
+    __shared__ const u8 *places[MAX_BLOCKS];
     __shared__ int seen[MAX_BLOCKS];
     int thread = threadIdx.x, lane = thread % 32;
     begin();
@@ -325,37 +370,41 @@ extern "C" __global__ void __launch_bounds__(GROUP, 9) score_candidates(const Ca
     for (int i = thread; i < num_tiles * 8; i += GROUP) {
         int candidate = begin + i < num_candidates ? candidates[begin + i] : -1;
         seen[i] = candidate < 0 ? 0 : limit - candidate * BLOCK;
-        places[i] = place_of(max(candidate, 0) * BLOCK, row_table, given);
+        places[i] = given.pages + place_of(max(candidate, 0) * BLOCK, row_table, given);
     }
-    if (thread < STAGES) init(shared(ring.arrived + thread), 1);
     load_queries<HEADS>(queries, given.q + (i64)token * (HEADS * DIM), HEADS);
     Weights weights = read_weights(given.weights + (i64)token * HEADS, 1);
     publish();
     __syncthreads();
-    auto fetch_tile = [&](int tile) {  // by eight threads
-        u32 arrived = shared(ring.arrived + tile % STAGES), to = shared(ring.keys[tile % STAGES]);
-        if (thread == 0) expect(arrived, TILE_BYTES);
-        constexpr int BYTES = BLOCK * ROW_BYTES;
-        copy(to + thread * BYTES, given.pages + places[tile * 8 + thread], BYTES, arrived);
-    };
-    if (thread < 8)
-        for (int tile = 0; tile < min(STAGES, num_tiles); ++tile) fetch_tile(tile);
-    float *scores = given.scores + blockIdx.x * given.score_stride;
+    Pieces pieces;
+    u32 filled = shared(keys) + thread * 16, blocks = shared(places), row = shared(keys) + own_row();
+    for (int tile = 0; tile < STAGES - 1; ++tile, filled += TILE_BYTES, blocks += 64) {
+        if (tile < num_tiles) pieces.copy(filled, blocks);
+        copies_end();
+    }
+    int block = thread / 32 * 2 + lane % 4;  // whose entry's score is this thread's, if it is 0 or 1 of four
+    float *scores = given.scores + blockIdx.x * given.score_stride + (begin + block) * BLOCK + lane / 4;
+    const int *own_seen = seen + block;
     u32 low = u32(matrix(shared(queries), 16));
-    Turn turn = {0, 0};
-    for (int tile = 0; tile < num_tiles; ++tile) {
-        Packed packed = next_keys(ring, turn);
+    constexpr int BACK = -(STAGES - 1) * TILE_BYTES;
+    int stage = 0;
+    for (int tile = 0; tile < num_tiles; ++tile, scores += KEYS, own_seen += 8) {
+        copies_wait<STAGES - 2>();
+        __syncthreads();  // all have copied this tile, and read the one before it, whose place is filled again
+        if (tile + STAGES - 1 < num_tiles) pieces.copy(filled, blocks);
+        copies_end();
+        Packed packed = read_keys(row);
+        filled += stage == 0 ? BACK : TILE_BYTES, row += stage == STAGES - 1 ? BACK : TILE_BYTES, blocks += 64;
+        stage = stage == STAGES - 1 ? 0 : stage + 1;
         u32 products[HEADS / 4];
         float sums[2];
-        Left keys;
-        widen_keys(keys, packed);
-        start_products(products, keys, low);
-        if (thread < 8 && tile + STAGES < num_tiles) fetch_tile(tile + STAGES);
+        Left left;
+        widen_keys(left, packed);
+        start_products(products, left, low);
         products_wait();
         head_sums(sums, products, weights);
-        int block = tile * 8 + thread / 32 * 2 + lane % 4;  // of threads 0 and 1 of four
-        if (lane % 4 < 2 && lane / 4 < seen[block])
-            scores[(begin + block) * BLOCK + lane / 4] =
-                lane % 4 ? sums[1] * (packed.scales[1] * weights.unit) : sums[0] * (packed.scales[0] * weights.unit);
+        int half = lane % 4;
+        if (half < 2 && lane / 4 < *own_seen)
+            *scores = half ? sums[1] * (packed.scales[1] * weights.unit) : sums[0] * (packed.scales[0] * weights.unit);
     }
 }

@@ -1,8 +1,10 @@
 // The best of some columns of a row of scores, ascending and exact, a row a block; see selection.py.
 //
+// A thread takes eight neighbouring columns at a time, or the entries of a block: two pieces of 16 bytes.
 // A score becomes an integer that orders alike and stays in a register. The wanted one, of which `count` are no
 // smaller, is found by counting the integers of a range in equal bins: the bin that holds it is the next range, after
-// three times at most a single number. Which columns are chosen is a bitmap, whose words are then written out in order.
+// three times at most a single number. Which columns are chosen is a bitmap, a thread writes a byte of it at a time; its
+// words are then written out in order.
 
 #include "hopper.cuh"
 
@@ -19,7 +21,7 @@ struct Arguments {
 // What the threads of a row share.
 struct alignas(16) Row {
     u32 bins[BINS], totals[WARPS], highest[WARPS], lowest[WARPS], known[WARPS];
-    uint2 words[THREADS];  // of 32 columns: which lie above the wanted number, which are equal
+    u8 above_bits[BINS], equal_bits[BINS];  // a byte of eight columns: which exceed the wanted number, which equal it
     u32 bin, above, inside;
 };
 
@@ -43,8 +45,9 @@ __device__ inline u32 sum_before(u32 value, u32 *totals) {
     return sum - value + __reduce_add_sync(ALL, lane < warp ? totals[lane % WARPS] : 0);
 }
 
-// Columns 512 i + thread for i < PER, or the entries of blocks of BLOCK in that order.
-template <int PER, bool HAS_BLOCKS> __device__ inline void choose(const Arguments &given) {
+// Groups 512 i + thread of eight columns for i < GROUPS, or the entries of the blocks with these numbers.
+template <int GROUPS, bool HAS_BLOCKS> __device__ inline void choose(const Arguments &given) {
+    constexpr int PER = GROUPS * BLOCK;
     __shared__ Row row;
     int thread = threadIdx.x, lane = thread % 32, warp = thread / 32, count = given.count;
     begin();
@@ -52,19 +55,28 @@ template <int PER, bool HAS_BLOCKS> __device__ inline void choose(const Argument
     const float *scores = given.scores + blockIdx.x * given.score_stride;
     const int *blocks = given.blocks + blockIdx.x * given.num_blocks;
     int *chosen = given.chosen + (i64)blockIdx.x * count;
-    auto column_of = [&](int place) {  // -1: none
-        if (!HAS_BLOCKS) return place < given.num_columns ? place : -1;
-        int block = place < given.num_blocks * BLOCK ? blocks[place / BLOCK] : -1;
-        return block < 0 ? -1 : block * BLOCK + place % BLOCK;
+    auto first_of = [&](int group) {  // its first column, beyond all where there is no such group
+        if (!HAS_BLOCKS) return group * BLOCK;
+        int block = group < given.num_blocks ? blocks[group] : -1;
+        return block < 0 ? limit : block * BLOCK;
     };
     u32 keys[PER], highest = 0, lowest = ALL, known = 0;
+    int end = HAS_BLOCKS ? limit : min(limit, (int)given.num_columns);
 #pragma unroll
-    for (int i = 0; i < PER; ++i) {
-        int place = i * THREADS + thread, column = column_of(place);
-        bool is_here = column >= 0 && column < limit;
-        float score = is_here ? scores[given.by_place ? place : column] : __int_as_float(0xFF800000);
-        if (given.is_pinned && is_here && column == limit - 1) score = __int_as_float(0x7F800000);
-        keys[i] = ordered(score);
+    for (int i = 0; i < GROUPS; ++i) {
+        int group = i * THREADS + thread, first = first_of(group), newest = given.is_pinned ? limit - 1 - first : -1;
+        const float *from = scores + (given.by_place ? group * BLOCK : first);
+#pragma unroll
+        for (int half = 0; half < BLOCK; half += 4) {
+            float4 four = make_float4(0, 0, 0, 0);
+            if (first + half < end) four = *(const float4 *)(from + half);
+            float values[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                float score = half + e == newest ? __int_as_float(0x7F800000) : values[e];
+                keys[i * BLOCK + half + e] = first + half + e < end ? ordered(score) : 0;
+            }
+        }
     }
 #pragma unroll
     for (int i = 0; i < PER; ++i) {
@@ -85,7 +97,7 @@ template <int PER, bool HAS_BLOCKS> __device__ inline void choose(const Argument
         __syncthreads();
 #pragma unroll
         for (int i = 0; i < PER; ++i)
-            if (keys[i] >= lowest && keys[i] <= highest) atomicAdd(row.bins + ((keys[i] - lowest) >> shift), 1);
+            if (keys[i] - lowest <= highest - lowest) atomicAdd(row.bins + ((keys[i] - lowest) >> shift), 1);
         __syncthreads();
         int bin = BINS - 4 - 4 * thread;  // the highest come first
         uint4 four = *(const uint4 *)(row.bins + bin);
@@ -105,33 +117,39 @@ template <int PER, bool HAS_BLOCKS> __device__ inline void choose(const Argument
     }
     // Chosen: what exceeds `lowest`, and the first `spare` that equal it.
     u32 spare = inside > wanted ? wanted : ALL;
-    uint2 mine = make_uint2(0, 0);
-    if (needed > 0) {
 #pragma unroll
-        for (int i = 0; i < PER; ++i) {
-            u32 is_above = __ballot_sync(ALL, keys[i] > lowest), is_equal = __ballot_sync(ALL, keys[i] == lowest);
-            if (lane == i) mine = make_uint2(is_above, is_equal);
+    for (int i = 0; i < GROUPS; ++i) {
+        u32 is_above = 0, is_equal = 0;
+#pragma unroll
+        for (int e = 0; e < BLOCK; ++e) {
+            is_above |= (keys[i * BLOCK + e] > lowest) << e;
+            is_equal |= (keys[i * BLOCK + e] == lowest) << e;
         }
+        row.above_bits[i * THREADS + thread] = needed > 0 ? is_above : 0;
+        row.equal_bits[i * THREADS + thread] = needed > 0 ? is_equal : 0;
     }
-    if (lane < PER) row.words[lane * WARPS + warp] = mine;
     __syncthreads();
-    mine = thread < PER * WARPS ? row.words[thread] : make_uint2(0, 0);
-    u32 before = sum_before(__popc(mine.x) + (__popc(mine.y) << 16), row.totals), equal = before >> 16;
+    u32 is_above = 0, is_equal = 0;  // of 32 columns
+    if (thread < PER * WARPS) {
+        is_above = ((const u32 *)row.above_bits)[thread];
+        is_equal = ((const u32 *)row.equal_bits)[thread];
+    }
+    u32 before = sum_before(__popc(is_above) + (__popc(is_equal) << 16), row.totals), equal = before >> 16;
     u32 at = (before & 0xFFFF) + min(equal, spare);
-    for (u32 bits = mine.x | mine.y; bits; bits &= bits - 1) {
+    for (u32 bits = is_above | is_equal; bits; bits &= bits - 1) {
         int bit = __ffs(bits) - 1;
-        if (mine.y >> bit & 1 && equal++ >= spare) continue;
-        chosen[at++] = column_of(thread * 32 + bit);
+        if (is_equal >> bit & 1 && equal++ >= spare) continue;
+        chosen[at++] = first_of(thread * 4 + bit / BLOCK) + bit % BLOCK;
     }
     for (int i = needed + thread; i < count; i += THREADS) chosen[i] = -1;
 }
 
-#define KERNEL(name, per, has_blocks, blocks) \
+#define KERNEL(name, groups, has_blocks, blocks) \
     extern "C" __global__ void __launch_bounds__(THREADS, blocks) name(const Arguments given) { \
-        choose<per, has_blocks>(given); \
+        choose<groups, has_blocks>(given); \
     }
 
-KERNEL(choose_many, 32, false, 2)  // of up to 16,384 columns
-KERNEL(choose_many_of_blocks, 32, true, 2)
-KERNEL(choose_few, 8, false, 3)  // of up to 4,096
-KERNEL(choose_few_of_blocks, 8, true, 3)
+KERNEL(choose_many, 4, false, 2)  // of up to 16,384 columns
+KERNEL(choose_many_of_blocks, 4, true, 2)
+KERNEL(choose_few, 1, false, 3)  // of up to 4,096
+KERNEL(choose_few_of_blocks, 1, true, 3)
