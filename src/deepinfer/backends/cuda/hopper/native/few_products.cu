@@ -18,7 +18,6 @@ template <class FORMAT> struct Shared {
     u8 matrix[UNITS][2][Format::CHUNK];
     float4 sums[TOKENS / 8][GROUP];  // of a thread's rows and tokens, whatever its group
     u8 out[GROUPS][TOKENS * OUT_STRIDE];
-    float factors[GROUPS][TOKENS];
     u64 full[UNITS], empty[UNITS];
     Tiles tiles;
 };
@@ -119,7 +118,7 @@ __device__ inline void take(Own &own, const Arguments &given, const Tile &tile, 
             if (!is_last) own.sums[i / 4][thread] = make_float4(first[i], first[i + 1], first[i + 2], first[i + 3]);
         }
         if (!is_last || goes_on) pass_turn(group);
-        if (is_last) send_out(given, tile, row, scales_of(given, tile, row), first, own.out[group], own.factors[group]);
+        if (is_last) send_out(given, tile, row, scales_of<SIZE>(given, tile, row), first, own.out[group]);
     }
 }
 
@@ -152,7 +151,6 @@ template <class Own> __device__ inline void products(const Arguments &given) {
             else if (tokens == 32) take<16>(own, given, tile, at, before, goes_on);
             else take<8>(own, given, tile, at, before, goes_on);
         }
-        stores_wait();
     }
     meet();
 }

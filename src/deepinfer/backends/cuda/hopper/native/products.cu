@@ -7,6 +7,7 @@
 #include "products.cuh"
 
 constexpr int GROUPS = 2, CLUSTER = 2, TOKENS = 128;
+constexpr int TURNS = 1, SIGNAL = 2, SPLITS = 1;
 
 // Steps in the order in which they pass the stages.
 struct Turn {
@@ -20,8 +21,8 @@ template <class FORMAT> struct Shared {
     u8 tokens[STAGES][TOKENS * STEP];
     u8 matrix[STAGES][GROUPS][Format::CHUNK];
     u8 out[GROUPS][TOKENS * OUT_STRIDE];
-    float factors[GROUPS][TOKENS];
     u64 full[STAGES], empty[STAGES];
+    Tile tile[STAGES];  // whose first step lies in this stage
     Tiles tiles;
 
     __device__ void advance(Turn &turn) const {
@@ -43,9 +44,23 @@ template <class Own> __device__ inline void set_up(Own &own, const Arguments &gi
     meet();
 }
 
-// The tile of this number, and this block's rows of it.
-template <class Own> __device__ inline Tile find(const Own &own, const Arguments &given, int number, int stretches) {
-    Tile tile = own.tiles.find(given, number, stretches, TOKENS);
+// Tiles taken by `apart` clusters in waves; those of the last wave are cut by tokens where more clusters can share them.
+struct Waves {
+    int whole, parts, tiles;  // tiles before the last wave; parts of one of it; tiles and parts in all
+
+    __device__ Waves(int number, int apart) {
+        int last = number % apart;
+        parts = SPLITS && last * 4 <= apart ? 4 : SPLITS && last * 2 <= apart ? 2 : 1;
+        whole = number - last, tiles = whole + last * parts;
+    }
+};
+
+// The tile or part of this number, and this block's rows of it.
+template <class Own>
+__device__ inline Tile find(const Own &own, const Arguments &given, const Waves &waves, int number, int stretches) {
+    int inside = max(0, number - waves.whole), tokens = TOKENS / waves.parts, skipped = inside % waves.parts * tokens;
+    Tile tile = own.tiles.find(given, number - inside + inside / waves.parts, stretches, TOKENS);
+    if (number >= waves.whole) tile.first += skipped, tile.count = min(tokens, tile.count - skipped);
     tile.rows = tile.rows * CLUSTER + rank_in_cluster();
     return tile;
 }
@@ -58,6 +73,7 @@ template <class Own> __device__ inline void bring(Own &own, const Arguments &giv
     for (int step = 0; step < given.steps; ++step, own.advance(turn)) {
         u32 full = shared(own.full + turn.stage);
         wait(shared(own.empty + turn.stage), turn.parity ^ 1);
+        if (step == 0) own.tile[turn.stage] = tile;
         expect(full, tokens + BYTES);
         copy(shared(own.matrix[turn.stage]), matrix, BYTES, full);
         copy_to_all<CLUSTER>(shared(own.tokens[turn.stage]) + skipped, x, share, full);
@@ -72,42 +88,88 @@ template <class Own> __device__ inline void read(Own &own, const Turn &turn, Lef
     read<typename Own::Format>(own.matrix[turn.stage][threadIdx.x / GROUP], left);
 }
 
-// Tells those who bring tiles that a stage may be filled again.
-template <class Own> __device__ inline void leave(Own &own, const Turn &turn) {
+// ---- groups in turn: the products of one begin when half of the other's are done. Named barriers 1 to GROUPS are those
+// of `meet_group`.
+
+__device__ inline void take_turn(int group) {
+    if (TURNS) asm volatile("bar.sync %0, 256;" ::"r"(GROUPS + 1 + group) : "memory");
+}
+
+__device__ inline void pass_turn(int group) {
+    if (TURNS) asm volatile("bar.arrive %0, 256;" ::"r"(GROUPS + 1 + (group ^ 1)) : "memory");
+}
+
+template <class Own, int SIZE>
+__device__ inline void begin_step(Own &own, const Turn &turn, const Left &left, float (&part)[SIZE]) {
+    u32 tokens = shared(own.tokens[turn.stage]);
+    take_turn(threadIdx.x / GROUP);
+    products_begin();
+#pragma unroll
+    for (int columns = 0; columns < 4; ++columns) {
+        multiply(part, left[columns], matrix(tokens + columns * 32, 16), columns > 0);
+        if (columns == SIGNAL - 1 || columns == 3) products_commit();
+    }
+    if (TURNS) products_wait<1>();
+    pass_turn(threadIdx.x / GROUP);
+}
+
+// Adds the products of the step under way, and leaves its stage.
+template <bool IS_FIRST, class Own, int SIZE>
+__device__ inline void end_step(Own &own, Turn &turn, float (&part)[SIZE], float (&sums)[SIZE]) {
+    products_wait();
     cluster_arrive<CLUSTER>(shared(own.empty + turn.stage));
+#pragma unroll
+    for (int i = 0; i < SIZE; ++i) sums[i] = (IS_FIRST ? 0.0f : sums[i]) + part[i];
+    own.advance(turn);
 }
 
 // A step's products, and the next step's left operand.
-template <bool IS_LAST, class Own, int SIZE>
+template <class Own, int SIZE>
 __device__ inline void step(
-    Own &own, Turn &turn, const Left &left, Left &next, float (&part)[SIZE],
-    float (&sums)[SIZE]) {
+    Own &own, Turn &turn, const Left &left, Left &next, float (&part)[SIZE], float (&sums)[SIZE]) {
     Turn after = turn;
     own.advance(after);
-    start(shared(own.tokens[turn.stage]), left, part);
-    if (!IS_LAST) read(own, after, next);
-    products_wait();
-    leave(own, turn);
-#pragma unroll
-    for (int i = 0; i < SIZE; ++i) sums[i] += part[i];
-    turn = after;
+    begin_step(own, turn, left, part);
+    read(own, after, next);
+    end_step<false>(own, turn, part, sums);
 }
 
-// A group's rows of a tile.
+// A group's rows of tiles of one size, until one of another size comes. A tile's results go out during the first
+// products of the next.
 template <int SIZE, class Own>
-__device__ inline void take(Own &own, const Arguments &given, const Tile &tile, Turn &turn) {
-    int group = threadIdx.x / GROUP, row = (tile.rows * GROUPS + group) * ROWS;
-    Scales scales = scales_of(given, tile, row);
+__device__ inline void take(Own &own, const Arguments &given, int tiles, int &number, Turn &turn) {
+    int group = threadIdx.x / GROUP;
     float part[SIZE] = {}, sums[SIZE] = {};
     Left a, b;
+    Tile tile = own.tile[turn.stage], done = {0, 0, 0, 0};
+    Scales<SIZE> scales;
     read(own, turn, a);
-    for (int at = 2; at < given.steps; at += 2) {
-        step<false>(own, turn, a, b, part, sums);
-        step<false>(own, turn, b, a, part, sums);
+    for (bool goes_on = true; goes_on;) {
+        Turn after = turn;
+        own.advance(after);
+        begin_step(own, turn, a, part);
+        if (done.count) send_out(given, done, (done.rows * GROUPS + group) * ROWS, scales, sums, own.out[group]);
+        read(own, after, b);
+        end_step<true>(own, turn, part, sums);
+        for (int at = 2; at < given.steps; at += 2) {
+            step(own, turn, b, a, part, sums);
+            step(own, turn, a, b, part, sums);
+        }
+        after = turn;
+        own.advance(after);
+        begin_step(own, turn, b, part);
+        done = tile;
+        scales = scales_of<SIZE>(given, done, (done.rows * GROUPS + group) * ROWS);
+        number += gridDim.x / CLUSTER;
+        goes_on = number < tiles;
+        if (goes_on) {
+            read(own, after, a);
+            tile = own.tile[after.stage];
+            goes_on = padded(tile.count) == SIZE * 2;
+        }
+        end_step<false>(own, turn, part, sums);
     }
-    step<false>(own, turn, a, b, part, sums);
-    step<true>(own, turn, b, a, part, sums);
-    send_out(given, tile, row, scales, sums, own.out[group], own.factors[group]);
+    send_out(given, done, (done.rows * GROUPS + group) * ROWS, scales, sums, own.out[group]);
 }
 
 template <class Own> __device__ inline void products(const Arguments &given) {
@@ -116,25 +178,27 @@ template <class Own> __device__ inline void products(const Arguments &given) {
     set_up(own, given);
     constexpr int TILE = GROUPS * CLUSTER * ROWS;
     int stretches = (given.num_rows + TILE - 1) / TILE;
-    int tiles = own.tiles.total * stretches;
-    int first = blockIdx.x / CLUSTER, apart = gridDim.x / CLUSTER;
+    int number = blockIdx.x / CLUSTER, apart = gridDim.x / CLUSTER;
+    Waves waves(own.tiles.total * stretches, apart);
     Turn turn = {0, 0};
     if (threadIdx.x >= GROUPS * GROUP) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
         if (threadIdx.x == GROUPS * GROUP)
-            for (int number = first; number < tiles; number += apart)
-                bring(own, given, find(own, given, number, stretches), turn);
+            for (; number < waves.tiles; number += apart)
+                bring(own, given, find(own, given, waves, number, stretches), turn);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-        for (int number = first; number < tiles; number += apart) {
-            Tile tile = find(own, given, number, stretches);
-            int tokens = padded(tile.count);
-            if (tokens == 128) take<64>(own, given, tile, turn);
-            else if (tokens == 64) take<32>(own, given, tile, turn);
-            else if (tokens == 32) take<16>(own, given, tile, turn);
-            else take<8>(own, given, tile, turn);
+        int group = threadIdx.x / GROUP;
+        if (group == 1) pass_turn(group);
+        while (number < waves.tiles) {
+            wait(shared(own.full + turn.stage), turn.parity);
+            int tokens = padded(own.tile[turn.stage].count);
+            if (tokens == 128) take<64>(own, given, waves.tiles, number, turn);
+            else if (tokens == 64) take<32>(own, given, waves.tiles, number, turn);
+            else if (tokens == 32) take<16>(own, given, waves.tiles, number, turn);
+            else take<8>(own, given, waves.tiles, number, turn);
         }
-        stores_wait();
+        if (group == 0) take_turn(group);
     }
     meet();
 }

@@ -173,37 +173,40 @@ template <class FORMAT> __device__ inline void read(const u8 *chunk, Left &left)
 
 __device__ inline void meet_group() { asm volatile("bar.sync %0, 128;" ::"r"(threadIdx.x / GROUP + 1) : "memory"); }
 
-// Scales of a thread's two rows, and of the token that it sends out.
-struct Scales {
-    float low, high, token;
+// Scales of a thread's two rows and of its tokens, two of each eight.
+template <int SIZE> struct Scales {
+    float low, high;
+    float2 tokens[SIZE / 4];
 };
 
 __device__ inline const float *scale_of(const Arguments &given, const Tile &tile, int row) {
     return given.scale + tile.expert * padded_rows(given) + row;
 }
 
-__device__ inline Scales scales_of(const Arguments &given, const Tile &tile, int row) {
+template <int SIZE> __device__ inline Scales<SIZE> scales_of(const Arguments &given, const Tile &tile, int row) {
     int thread = threadIdx.x % GROUP;
     const float *scale = scale_of(given, tile, row) + thread / 32 * 16 + thread % 32 / 4;
-    return {scale[0], scale[8], thread < tile.count ? given.x_scale[tile.first + thread] : 0.0f};
+    const float *tokens = given.x_scale + tile.first + thread % 4 * 2;
+    Scales<SIZE> scales = {scale[0], scale[8]};
+#pragma unroll
+    for (int i = 0; i < SIZE / 4; ++i) scales.tokens[i] = *(const float2 *)(tokens + i * 8);
+    return scales;
 }
 
-// Sums of a group's 64 rows, scaled, to bf16, turned in shared memory and sent out.
+// Sums of a group's 64 rows, scaled, to bf16, turned in shared memory and stored in lines of 128 bytes.
 template <int SIZE>
 __device__ inline void send_out(
-    const Arguments &given, const Tile &tile, int row, const Scales &scales, const float (&sums)[SIZE], u8 *lines,
-    float *factors) {
+    const Arguments &given, const Tile &tile, int row, const Scales<SIZE> &scales, const float (&sums)[SIZE],
+    u8 *lines) {
     int thread = threadIdx.x % GROUP, lane = thread % 32, warp = thread / 32;
     u32 out = shared(lines);
-    stores_read();
-    if (thread < 2 * SIZE) factors[thread] = scales.token;
     meet_group();
 #pragma unroll
     for (int i = 0; i < SIZE / 4; i += 2) {
         u32 two[4];
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
-            float2 factor = *(const float2 *)(factors + (i + j) * 8 + lane % 4 * 2);
+            float2 factor = scales.tokens[i + j];
             const float *v = sums + (i + j) * 4;
             two[j * 2] = two_bf16(v[0] * scales.low * factor.x, v[1] * scales.low * factor.y);
             two[j * 2 + 1] = two_bf16(v[2] * scales.high * factor.x, v[3] * scales.high * factor.y);
@@ -212,10 +215,14 @@ __device__ inline void send_out(
         asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};"
                      ::"r"(at), "r"(two[0]), "r"(two[1]), "r"(two[2]), "r"(two[3]) : "memory");
     }
-    publish();
     meet_group();
-    int bytes = min(ROWS, (int)given.num_rows - row) * 2;
-    if (thread < tile.count && bytes > 0)
-        send(given.out + (tile.first + thread) * given.num_rows + row, out + thread * OUT_STRIDE, bytes);
-    stores_commit();
+    int column = row + thread % 8 * 8;
+    u16 *to = given.out + (tile.first + thread / 8) * given.num_rows + column;
+    Four pieces[SIZE / 8];
+#pragma unroll
+    for (int i = 0; i < SIZE / 8; ++i) pieces[i] = load(out + (i * 16 + thread / 8) * OUT_STRIDE + thread % 8 * 16);
+    int count = column < given.num_rows ? tile.count - thread / 8 : 0;
+#pragma unroll
+    for (int i = 0; i < SIZE / 8; ++i, to += 16 * given.num_rows)
+        if (i * 16 < count) put(to, pieces[i]);
 }
