@@ -62,7 +62,8 @@ def test_the_sizes_in_python_are_those_of_the_source(form, groups, steps, budget
     assert f"MAX_EXPERTS = {products.MAX_EXPERTS}" in both and "OUT_STRIDE = ROWS * 2 + 16" in both
     stage = form.tokens * 128 + form.rows // 64 // form.cluster * chunk
     stages = budget * 1024 // (stage * steps)
-    numbers = stages * (16 + 16 * (form is products.MANY)) + groups * form.tokens * 144 + 4 * (3 * products.MAX_EXPERTS + 1)
+    numbers = stages * (32 if form is products.MANY else 16) + groups * form.tokens * 144
+    numbers += 4 * (3 * products.MAX_EXPERTS + 1)
     assert stages * steps * stage + sums + numbers <= products.SHARED_BYTES <= 232_448 - 1024
     assert "BRINGERS = 4" in text or form is products.MANY
     assert form.threads == groups * 128 + 128
