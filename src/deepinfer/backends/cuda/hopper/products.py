@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from deepinfer.backends.cuda.hopper.experts import Stack
-from deepinfer.backends.cuda.hopper.panels import STEP, TOKEN_TILE, Panels, Places
+from deepinfer.backends.cuda.hopper.panels import STEP, Panels, Places
 from deepinfer.backends.cuda.native import Kernel, load, num_multiprocessors
 
 SOURCE = Path(__file__).parent / "native" / "products.cu"
@@ -37,7 +37,7 @@ class Form(NamedTuple):
     cluster: int
 
 
-MANY = Form("many", SOURCE, 256, TOKEN_TILE, 384, 2)
+MANY = Form("many", SOURCE, 256, 128, 384, 2)
 FEW = Form("few", FEW_SOURCE, 128, 64, 384, 2)
 SHARED_BYTES = 222 * 1024
 

@@ -18,6 +18,7 @@ template <class FORMAT> struct Shared {
     u8 matrix[UNITS][2][Format::CHUNK];
     float4 sums[TOKENS / 8][GROUP];  // of a thread's rows and tokens, whatever its group
     u8 out[GROUPS][TOKENS * OUT_STRIDE];
+    float factors[GROUPS][TOKENS];
     u64 full[UNITS], empty[UNITS];
     Tiles tiles;
 };
@@ -118,7 +119,7 @@ __device__ inline void take(Own &own, const Arguments &given, const Tile &tile, 
             if (!is_last) own.sums[i / 4][thread] = make_float4(first[i], first[i + 1], first[i + 2], first[i + 3]);
         }
         if (!is_last || goes_on) pass_turn(group);
-        if (is_last) send_out(given, tile, row, scales_of<SIZE>(given, tile, row), first, own.out[group]);
+        if (is_last) send_out(given, tile, row, scales_of(given, tile, row), first, own.out[group], own.factors[group]);
     }
 }
 

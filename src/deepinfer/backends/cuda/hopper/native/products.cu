@@ -6,8 +6,8 @@
 
 #include "products.cuh"
 
-constexpr int GROUPS = 2, CLUSTER = 2, TOKENS = 128;
-constexpr int TURNS = 1, SIGNAL = 2, SPLITS = 1;
+constexpr int GROUPS = 2, CLUSTER = 2, TOKENS = 128, HALVES = 2;
+constexpr int TURNS = 1, SPLITS = 1, LARGEST = 256;
 
 // Steps in the order in which they pass the stages.
 struct Turn {
@@ -16,11 +16,12 @@ struct Turn {
 
 template <class FORMAT> struct Shared {
     typedef FORMAT Format;
-    static constexpr int STAGES = 180 * 1024 / (TOKENS * STEP + GROUPS * Format::CHUNK);
+    static constexpr int STAGES = 192 * 1024 / (HALVES * TOKENS * STEP + GROUPS * Format::CHUNK);
 
-    u8 tokens[STAGES][TOKENS * STEP];
+    u8 tokens[STAGES][HALVES * TOKENS * STEP];
     u8 matrix[STAGES][GROUPS][Format::CHUNK];
-    u8 out[GROUPS][TOKENS * OUT_STRIDE];
+    u8 out[GROUPS][64 * OUT_STRIDE];
+    float factors[GROUPS][TOKENS];
     u64 full[STAGES], empty[STAGES];
     Tile tile[STAGES];  // whose first step lies in this stage
     Tiles tiles;
@@ -40,7 +41,7 @@ template <class Own> __device__ inline void set_up(Own &own, const Arguments &gi
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     begin();
-    if (threadIdx.x < 32) own.tiles.count(given, TOKENS);
+    if (threadIdx.x < 32) own.tiles.count(given, LARGEST);
     meet();
 }
 
@@ -50,7 +51,7 @@ struct Waves {
 
     __device__ Waves(int number, int apart) {
         int last = number % apart;
-        parts = SPLITS && last * 4 <= apart ? 4 : SPLITS && last * 2 <= apart ? 2 : 1;
+        parts = SPLITS && LARGEST == 256 && last * 8 <= apart ? 8 : SPLITS && last * 4 <= apart ? 4 : SPLITS && last * 2 <= apart ? 2 : 1;
         whole = number - last, tiles = whole + last * parts;
     }
 };
@@ -58,8 +59,8 @@ struct Waves {
 // The tile or part of this number, and this block's rows of it.
 template <class Own>
 __device__ inline Tile find(const Own &own, const Arguments &given, const Waves &waves, int number, int stretches) {
-    int inside = max(0, number - waves.whole), tokens = TOKENS / waves.parts, skipped = inside % waves.parts * tokens;
-    Tile tile = own.tiles.find(given, number - inside + inside / waves.parts, stretches, TOKENS);
+    int inside = max(0, number - waves.whole), tokens = LARGEST / waves.parts, skipped = inside % waves.parts * tokens;
+    Tile tile = own.tiles.find(given, number - inside + inside / waves.parts, stretches, LARGEST);
     if (number >= waves.whole) tile.first += skipped, tile.count = min(tokens, tile.count - skipped);
     tile.rows = tile.rows * CLUSTER + rank_in_cluster();
     return tile;
@@ -88,8 +89,8 @@ template <class Own> __device__ inline void read(Own &own, const Turn &turn, Lef
     read<typename Own::Format>(own.matrix[turn.stage][threadIdx.x / GROUP], left);
 }
 
-// ---- groups in turn: the products of one begin when half of the other's are done. Named barriers 1 to GROUPS are those
-// of `meet_group`.
+// ---- groups in turn: the products of one begin when the first of the other's are done. Named barriers 1 to GROUPS are
+// those of `meet_group`.
 
 __device__ inline void take_turn(int group) {
     if (TURNS) asm volatile("bar.sync %0, 256;" ::"r"(GROUPS + 1 + group) : "memory");
@@ -100,76 +101,81 @@ __device__ inline void pass_turn(int group) {
 }
 
 template <class Own, int SIZE>
-__device__ inline void begin_step(Own &own, const Turn &turn, const Left &left, float (&part)[SIZE]) {
-    u32 tokens = shared(own.tokens[turn.stage]);
+__device__ inline void begin_part(Own &own, const Turn &turn, int half, const Left &left, float (&part)[SIZE]) {
+    u32 tokens = shared(own.tokens[turn.stage]) + half * TOKENS * STEP;
     take_turn(threadIdx.x / GROUP);
     products_begin();
 #pragma unroll
     for (int columns = 0; columns < 4; ++columns) {
         multiply(part, left[columns], matrix(tokens + columns * 32, 16), columns > 0);
-        if (columns == SIGNAL - 1 || columns == 3) products_commit();
+        if (TURNS && columns == 0) products_commit();
     }
+    products_commit();
     if (TURNS) products_wait<1>();
     pass_turn(threadIdx.x / GROUP);
 }
 
-// Adds the products of the step under way, and leaves its stage.
-template <bool IS_FIRST, class Own, int SIZE>
-__device__ inline void end_step(Own &own, Turn &turn, float (&part)[SIZE], float (&sums)[SIZE]) {
-    products_wait();
-    cluster_arrive<CLUSTER>(shared(own.empty + turn.stage));
-#pragma unroll
-    for (int i = 0; i < SIZE; ++i) sums[i] = (IS_FIRST ? 0.0f : sums[i]) + part[i];
-    own.advance(turn);
+// The tokens of a tile from this half on.
+__device__ inline Tile half_of(const Tile &tile, int half) {
+    return {tile.expert, tile.first + half * TOKENS, tile.count - half * TOKENS, tile.rows};
 }
 
-// A step's products, and the next step's left operand.
-template <class Own, int SIZE>
+// A step's products, and the next step's left operand, if there is one. With all registers in use for sums that is read
+// when the products are done.
+template <bool IS_FIRST, int SIZE, int NUM, class Own>
 __device__ inline void step(
-    Own &own, Turn &turn, const Left &left, Left &next, float (&part)[SIZE], float (&sums)[SIZE]) {
-    Turn after = turn;
-    own.advance(after);
-    begin_step(own, turn, left, part);
-    read(own, after, next);
-    end_step<false>(own, turn, part, sums);
+    Own &own, const Arguments &given, Turn &turn, const Left &left, Left &next, bool reads, float (&part)[SIZE],
+    float (&sums)[NUM][SIZE], const Tile &done, const Scales (&scales)[NUM]) {
+    int group = threadIdx.x / GROUP;
+    Turn now = turn;
+    own.advance(turn);
+#pragma unroll
+    for (int half = 0; half < NUM; ++half) {
+        begin_part(own, now, half, left, part);
+        if (IS_FIRST && done.count > half * TOKENS) {
+            send_out(given, half_of(done, half), (done.rows * GROUPS + group) * ROWS, scales[half], sums[half],
+                     own.out[group], own.factors[group]);
+        }
+        if (NUM == 1 && reads) read(own, turn, next);
+        products_wait();
+        if (half == NUM - 1) cluster_arrive<CLUSTER>(shared(own.empty + now.stage));
+#pragma unroll
+        for (int i = 0; i < SIZE; ++i) sums[half][i] = (IS_FIRST ? 0.0f : sums[half][i]) + part[i];
+    }
+    if (NUM > 1 && reads) read(own, turn, next);
 }
 
-// A group's rows of tiles of one size, until one of another size comes. A tile's results go out during the first
-// products of the next.
-template <int SIZE, class Own>
+template <int SIZE, int NUM, class Own>
 __device__ inline void take(Own &own, const Arguments &given, int tiles, int &number, Turn &turn) {
     int group = threadIdx.x / GROUP;
-    float part[SIZE] = {}, sums[SIZE] = {};
-    Left a, b;
+    float part[SIZE] = {}, sums[NUM][SIZE] = {};
+    Left a, spare;
+    Left &b = NUM == 1 ? spare : a;
     Tile tile = own.tile[turn.stage], done = {0, 0, 0, 0};
-    Scales<SIZE> scales;
+    Scales scales[NUM] = {};
     read(own, turn, a);
     for (bool goes_on = true; goes_on;) {
-        Turn after = turn;
-        own.advance(after);
-        begin_step(own, turn, a, part);
-        if (done.count) send_out(given, done, (done.rows * GROUPS + group) * ROWS, scales, sums, own.out[group]);
-        read(own, after, b);
-        end_step<true>(own, turn, part, sums);
+        step<true>(own, given, turn, a, b, true, part, sums, done, scales);
         for (int at = 2; at < given.steps; at += 2) {
-            step(own, turn, b, a, part, sums);
-            step(own, turn, a, b, part, sums);
+            step<false>(own, given, turn, b, a, true, part, sums, done, scales);
+            step<false>(own, given, turn, a, b, true, part, sums, done, scales);
         }
-        after = turn;
-        own.advance(after);
-        begin_step(own, turn, b, part);
         done = tile;
-        scales = scales_of<SIZE>(given, done, (done.rows * GROUPS + group) * ROWS);
+#pragma unroll
+        for (int half = 0; half < NUM; ++half)
+            scales[half] = scales_of(given, half_of(done, half), (done.rows * GROUPS + group) * ROWS);
         number += gridDim.x / CLUSTER;
         goes_on = number < tiles;
+        step<false>(own, given, turn, b, a, goes_on, part, sums, done, scales);
         if (goes_on) {
-            read(own, after, a);
-            tile = own.tile[after.stage];
-            goes_on = padded(tile.count) == SIZE * 2;
+            tile = own.tile[turn.stage];
+            goes_on = padded(tile.count) == 2 * SIZE * NUM;
         }
-        end_step<false>(own, turn, part, sums);
     }
-    send_out(given, done, (done.rows * GROUPS + group) * ROWS, scales, sums, own.out[group]);
+#pragma unroll
+    for (int half = 0; half < NUM; ++half)
+        send_out(given, half_of(done, half), (done.rows * GROUPS + group) * ROWS, scales[half], sums[half],
+                 own.out[group], own.factors[group]);
 }
 
 template <class Own> __device__ inline void products(const Arguments &given) {
@@ -193,10 +199,11 @@ template <class Own> __device__ inline void products(const Arguments &given) {
         while (number < waves.tiles) {
             wait(shared(own.full + turn.stage), turn.parity);
             int tokens = padded(own.tile[turn.stage].count);
-            if (tokens == 128) take<64>(own, given, waves.tiles, number, turn);
-            else if (tokens == 64) take<32>(own, given, waves.tiles, number, turn);
-            else if (tokens == 32) take<16>(own, given, waves.tiles, number, turn);
-            else take<8>(own, given, waves.tiles, number, turn);
+            if (tokens == 256) take<64, 2>(own, given, waves.tiles, number, turn);
+            else if (tokens == 128) take<64, 1>(own, given, waves.tiles, number, turn);
+            else if (tokens == 64) take<32, 1>(own, given, waves.tiles, number, turn);
+            else if (tokens == 32) take<16, 1>(own, given, waves.tiles, number, turn);
+            else take<8, 1>(own, given, waves.tiles, number, turn);
         }
         if (group == 0) take_turn(group);
     }

@@ -114,7 +114,7 @@ struct Tiles {
     }
 };
 
-__device__ inline int padded(int count) { return count > 64 ? 128 : count > 32 ? 64 : count > 16 ? 32 : 16; }
+__device__ inline int padded(int count) { return count > 128 ? 256 : count > 64 ? 128 : count > 32 ? 64 : count > 16 ? 32 : 16; }
 
 // Chunks of 64 rows of an expert, the first of all steps; those of the next steps are two chunks apart.
 template <int CHUNK> __device__ inline const u8 *chunks_of(const Arguments &given, int expert, int rows) {
@@ -173,56 +173,54 @@ template <class FORMAT> __device__ inline void read(const u8 *chunk, Left &left)
 
 __device__ inline void meet_group() { asm volatile("bar.sync %0, 128;" ::"r"(threadIdx.x / GROUP + 1) : "memory"); }
 
-// Scales of a thread's two rows and of its tokens, two of each eight.
-template <int SIZE> struct Scales {
-    float low, high;
-    float2 tokens[SIZE / 4];
+// Scales of a thread's two rows, and of the token that it sends out.
+struct Scales {
+    float low, high, token;
 };
 
 __device__ inline const float *scale_of(const Arguments &given, const Tile &tile, int row) {
     return given.scale + tile.expert * padded_rows(given) + row;
 }
 
-template <int SIZE> __device__ inline Scales<SIZE> scales_of(const Arguments &given, const Tile &tile, int row) {
+__device__ inline Scales scales_of(const Arguments &given, const Tile &tile, int row) {
     int thread = threadIdx.x % GROUP;
     const float *scale = scale_of(given, tile, row) + thread / 32 * 16 + thread % 32 / 4;
-    const float *tokens = given.x_scale + tile.first + thread % 4 * 2;
-    Scales<SIZE> scales = {scale[0], scale[8]};
-#pragma unroll
-    for (int i = 0; i < SIZE / 4; ++i) scales.tokens[i] = *(const float2 *)(tokens + i * 8);
-    return scales;
+    return {scale[0], scale[8], thread < tile.count ? given.x_scale[tile.first + thread] : 0.0f};
 }
 
-// Sums of a group's 64 rows, scaled, to bf16, turned in shared memory and stored in lines of 128 bytes.
+// Sums of a group's 64 rows, scaled, to bf16, turned in shared memory 64 tokens at a time, and stored in lines of 128 bytes.
 template <int SIZE>
 __device__ inline void send_out(
-    const Arguments &given, const Tile &tile, int row, const Scales<SIZE> &scales, const float (&sums)[SIZE],
-    u8 *lines) {
-    int thread = threadIdx.x % GROUP, lane = thread % 32, warp = thread / 32;
-    u32 out = shared(lines);
-    meet_group();
-#pragma unroll
-    for (int i = 0; i < SIZE / 4; i += 2) {
-        u32 two[4];
-#pragma unroll
-        for (int j = 0; j < 2; ++j) {
-            float2 factor = scales.tokens[i + j];
-            const float *v = sums + (i + j) * 4;
-            two[j * 2] = two_bf16(v[0] * scales.low * factor.x, v[1] * scales.low * factor.y);
-            two[j * 2 + 1] = two_bf16(v[2] * scales.high * factor.x, v[3] * scales.high * factor.y);
-        }
-        u32 at = out + (i * 8 + lane / 16 * 8 + lane % 8) * OUT_STRIDE + warp * 32 + lane / 8 % 2 * 16;
-        asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};"
-                     ::"r"(at), "r"(two[0]), "r"(two[1]), "r"(two[2]), "r"(two[3]) : "memory");
-    }
-    meet_group();
-    int column = row + thread % 8 * 8;
-    u16 *to = given.out + (tile.first + thread / 8) * given.num_rows + column;
-    Four pieces[SIZE / 8];
-#pragma unroll
-    for (int i = 0; i < SIZE / 8; ++i) pieces[i] = load(out + (i * 16 + thread / 8) * OUT_STRIDE + thread % 8 * 16);
+    const Arguments &given, const Tile &tile, int row, const Scales &scales, const float (&sums)[SIZE], u8 *lines,
+    float *factors) {
+    constexpr int PIECE = SIZE < 32 ? SIZE : 32;
+    int thread = threadIdx.x % GROUP, lane = thread % 32, warp = thread / 32, column = row + thread % 8 * 8;
     int count = column < given.num_rows ? tile.count - thread / 8 : 0;
+    u32 out = shared(lines);
+    u16 *to = given.out + (tile.first + thread / 8) * given.num_rows + column;
+    if (thread < 2 * SIZE) factors[thread] = scales.token;
 #pragma unroll
-    for (int i = 0; i < SIZE / 8; ++i, to += 16 * given.num_rows)
-        if (i * 16 < count) put(to, pieces[i]);
+    for (int from = 0; from < SIZE; from += PIECE) {
+        meet_group();
+#pragma unroll
+        for (int i = 0; i < PIECE / 4; i += 2) {
+            u32 two[4];
+#pragma unroll
+            for (int j = 0; j < 2; ++j) {
+                float2 factor = *(const float2 *)(factors + from * 2 + (i + j) * 8 + lane % 4 * 2);
+                const float *v = sums + from + (i + j) * 4;
+                two[j * 2] = two_bf16(v[0] * scales.low * factor.x, v[1] * scales.low * factor.y);
+                two[j * 2 + 1] = two_bf16(v[2] * scales.high * factor.x, v[3] * scales.high * factor.y);
+            }
+            u32 at = out + (i * 8 + lane / 16 * 8 + lane % 8) * OUT_STRIDE + warp * 32 + lane / 8 % 2 * 16;
+            asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};"
+                         ::"r"(at), "r"(two[0]), "r"(two[1]), "r"(two[2]), "r"(two[3]) : "memory");
+        }
+        meet_group();
+#pragma unroll
+        for (int i = 0; i < PIECE / 8; ++i, to += 16 * given.num_rows) {
+            Four piece = load(out + (i * 16 + thread / 8) * OUT_STRIDE + thread % 8 * 16);
+            if (from * 2 + i * 16 < count) put(to, piece);
+        }
+    }
 }
