@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from deepinfer.backends.cuda.hopper.experts import Stack
-from deepinfer.backends.cuda.hopper.panels import STEP, Panels, Places
+from deepinfer.backends.cuda.hopper.panels import STEP, TOKEN_TILE, Panels, Places
 from deepinfer.backends.cuda.native import Kernel, load, num_multiprocessors
 
 SOURCE = Path(__file__).parent / "native" / "products.cu"
@@ -23,11 +23,11 @@ FEW_SOURCE = SOURCE.with_name("few_products.cu")
 WIDTH_TILE, ROW_TILE = 256, 256  # to which matrices are padded
 E4M3_CHUNK, E2M1_CHUNK = 8192, 4352  # bytes of 64 rows of a step
 MAX_EXPERTS = 512
-WIDE_PAIRS, WIDE_BYTES = 2048, 1 << 30  # pairs an expert above which e2m1 is widened once, into as many bytes at most
+WIDE_PAIRS, WIDE_BYTES = 4096, 1 << 30  # pairs an expert above which e2m1 is widened once, into as many bytes at most
 
 
 class Form(NamedTuple):
-    """One of the two forms of the kernel: tiles of rows, of a cluster, and tokens, and its launch."""
+    """One of the forms of the kernel: tiles of rows, of a cluster, and tokens, and its launch."""
 
     name: str
     source: Path
@@ -37,8 +37,10 @@ class Form(NamedTuple):
     cluster: int
 
 
+MOST = Form("most", SOURCE, 256, TOKEN_TILE, 384, 2)
 MANY = Form("many", SOURCE, 256, 128, 384, 2)
 FEW = Form("few", FEW_SOURCE, 128, 64, 384, 2)
+FORMS = (MOST, MANY, FEW)
 SHARED_BYTES = 222 * 1024
 
 
@@ -64,7 +66,7 @@ def can_pack(num_rows: int, num_experts: int, device: torch.device) -> bool:
     """Whether the kernel takes matrices of this many rows, and all that they may need can be built for the device."""
     if num_rows % 8 or num_experts > MAX_EXPERTS or device.type != "cuda":
         return False
-    kernels = [kernel_for(chunk, form, device) for chunk in (E4M3_CHUNK, E2M1_CHUNK) for form in (MANY, FEW)]
+    kernels = [kernel_for(chunk, form, device) for chunk in (E4M3_CHUNK, E2M1_CHUNK) for form in FORMS]
     return None not in (*kernels, widening_for(device))
 
 
@@ -125,7 +127,7 @@ def products(panels: Panels, matrix: Packed, places: Places | None = None) -> Te
     if not num_tokens:
         return out
     blocks, form = num_multiprocessors(device), form_for(matrix, panels, places)
-    is_wide = places and len(places.of_pairs) > WIDE_PAIRS * num_experts and form is MANY
+    is_wide = places and len(places.of_pairs) > WIDE_PAIRS * num_experts and form is MOST
     if is_wide and matrix.chunks.numel() * 2 <= WIDE_BYTES:
         matrix = widened(matrix)
     kernel = kernel_for(matrix.chunks.shape[-1], form, device)
@@ -153,8 +155,12 @@ def widened(matrix: Packed) -> Packed:
 
 
 def form_for(matrix: Packed, panels: Panels, places: Places | None) -> Form:
-    """The faster form; results are the same."""
-    return FEW if 4 * num_tiles(MANY, matrix, panels, places) <= num_multiprocessors(matrix.chunks.device) else MANY
+    """The fastest form; results are the same."""
+    blocks = num_multiprocessors(matrix.chunks.device)
+    if 4 * num_tiles(MANY, matrix, panels, places) <= blocks:
+        return FEW
+    pairs = len(places.of_pairs) if places else panels.num_tokens
+    return MOST if pairs // MOST.tokens * -(-matrix.num_rows // MOST.rows) >= blocks else MANY
 
 
 def num_tiles(form: Form, matrix: Packed, panels: Panels, places: Places | None) -> int:
