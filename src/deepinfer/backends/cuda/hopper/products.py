@@ -127,7 +127,7 @@ def products(panels: Panels, matrix: Packed, places: Places | None = None) -> Te
     if not num_tokens:
         return out
     blocks, form = num_multiprocessors(device), form_for(matrix, panels, places)
-    is_wide = places and len(places.of_pairs) > WIDE_PAIRS * num_experts and form is MOST
+    is_wide = places and len(places.of_pairs) > WIDE_PAIRS * num_experts
     if is_wide and matrix.chunks.numel() * 2 <= WIDE_BYTES:
         matrix = widened(matrix)
     kernel = kernel_for(matrix.chunks.shape[-1], form, device)
