@@ -20,7 +20,7 @@ from deepinfer.backends.cuda.hopper.sizes import next_power_of_2
 from deepinfer.ops.reference.shapes import expect
 
 STEP = 128  # columns of a panel
-TOKEN_TILE = 128  # tokens that a product reads together at most
+TOKEN_TILE = 256  # tokens that a product reads together at most
 
 
 class Panels(NamedTuple):

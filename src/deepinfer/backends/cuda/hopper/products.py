@@ -23,12 +23,12 @@ FEW_SOURCE = SOURCE.with_name("few_products.cu")
 WIDTH_TILE, ROW_TILE = 256, 256  # to which matrices are padded
 E4M3_CHUNK, E2M1_CHUNK = 8192, 4352  # bytes of 64 rows of a step
 MAX_EXPERTS = 512
-COPY_PAIRS = TOKEN_TILE  # of an expert, above which it is read more than once, and as e4m3 takes less time than as e2m1
-WIDE_PAIRS, WIDE_BYTES = 2048, 1 << 30  # above which e4m3 is worth making, if not kept, in as many bytes at most
+COPY_PAIRS = 128  # of an expert, above which e4m3 takes less time than e2m1
+WIDE_PAIRS, WIDE_BYTES = 4096, 1 << 30  # above which e4m3 is worth making, if not kept, in as many bytes at most
 
 
 class Form(NamedTuple):
-    """One of the two forms of the kernel: tiles of rows, of a cluster, and tokens, and its launch."""
+    """One of the forms of the kernel: tiles of rows, of a cluster, and tokens, and its launch."""
 
     name: str
     source: Path
@@ -38,8 +38,10 @@ class Form(NamedTuple):
     cluster: int
 
 
-MANY = Form("many", SOURCE, 256, TOKEN_TILE, 384, 2)
+MOST = Form("most", SOURCE, 256, TOKEN_TILE, 384, 2)
+MANY = Form("many", SOURCE, 256, 128, 384, 2)
 FEW = Form("few", FEW_SOURCE, 128, 64, 384, 2)
+FORMS = (MOST, MANY, FEW)
 SHARED_BYTES = 222 * 1024
 
 
@@ -66,7 +68,7 @@ def can_pack(num_rows: int, num_experts: int, device: torch.device) -> bool:
     """Whether the kernel takes matrices of this many rows, and all that they may need can be built for the device."""
     if num_rows % 8 or num_experts > MAX_EXPERTS or device.type != "cuda":
         return False
-    kernels = [kernel_for(chunk, form, device) for chunk in (E4M3_CHUNK, E2M1_CHUNK) for form in (MANY, FEW)]
+    kernels = [kernel_for(chunk, form, device) for chunk in (E4M3_CHUNK, E2M1_CHUNK) for form in FORMS]
     return None not in (*kernels, widening_for(device))
 
 
@@ -127,7 +129,7 @@ def products(panels: Panels, matrix: Packed, places: Places | None = None) -> Te
     if not num_tokens:
         return out
     blocks, form = num_multiprocessors(device), form_for(matrix, panels, places)
-    if places and form is MANY:
+    if places and form is not FEW:
         matrix = for_pairs(matrix, len(places.of_pairs) / num_experts)
     kernel = kernel_for(matrix.chunks.shape[-1], form, device)
     assert kernel is not None, "matrices are packed only where the kernel is"
@@ -158,8 +160,12 @@ def widened(chunks: Tensor) -> Tensor:
 
 
 def form_for(matrix: Packed, panels: Panels, places: Places | None) -> Form:
-    """The faster form; results are the same."""
-    return FEW if 4 * num_tiles(MANY, matrix, panels, places) <= num_multiprocessors(matrix.chunks.device) else MANY
+    """The fastest form; results are the same."""
+    blocks = num_multiprocessors(matrix.chunks.device)
+    if 4 * num_tiles(MANY, matrix, panels, places) <= blocks:
+        return FEW
+    pairs = len(places.of_pairs) if places else panels.num_tokens
+    return MOST if pairs // MOST.tokens * -(-matrix.num_rows // MOST.rows) >= blocks else MANY
 
 
 def num_tiles(form: Form, matrix: Packed, panels: Panels, places: Places | None) -> int:

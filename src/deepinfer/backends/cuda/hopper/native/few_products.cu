@@ -152,7 +152,6 @@ template <class Own> __device__ inline void products(const Arguments &given) {
             else if (tokens == 32) take<16>(own, given, tile, at, before, goes_on);
             else take<8>(own, given, tile, at, before, goes_on);
         }
-        stores_wait();
     }
     meet();
 }

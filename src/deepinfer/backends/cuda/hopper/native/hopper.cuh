@@ -19,7 +19,7 @@ __device__ inline void begin() {
 // Where a place of shared memory lies, for instructions.
 __device__ inline u32 shared(const void *at) { return (u32)__cvta_generic_to_shared(at); }
 
-// ---- barriers, fences, matrix instructions
+// ---- barriers, fences
 
 __device__ inline void init(u32 barrier, int count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count));
@@ -100,18 +100,7 @@ template <int CLUSTER> __device__ inline void cluster_arrive(u32 barrier) {
     if (threadIdx.x % 32 < CLUSTER) arrive_at(barrier, threadIdx.x % 32);
 }
 
-// ---- copies from shared memory to the device's
-
-__device__ inline void send(void *to, u32 from, u32 bytes) {
-    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes) : "memory");
-}
-
-__device__ inline void stores_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-
-// Waits until this thread's copies have read their source, or are done.
-__device__ inline void stores_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
-
-__device__ inline void stores_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+// ---- matrix instructions
 
 __device__ inline void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 
@@ -159,6 +148,10 @@ __device__ inline Four fetch(const void *at) {
     Four x;
     asm volatile("ld.global.v4.b32 {%0,%1,%2,%3}, [%4];" : "=r"(x.a), "=r"(x.b), "=r"(x.c), "=r"(x.d) : "l"(at));
     return x;
+}
+
+__device__ inline void put(void *at, Four x) {
+    asm volatile("st.global.v4.b32 [%0], {%1,%2,%3,%4};" ::"l"(at), "r"(x.a), "r"(x.b), "r"(x.c), "r"(x.d) : "memory");
 }
 
 __device__ inline u32 two_bf16(float low, float high) {

@@ -12,7 +12,7 @@
 constexpr int ROWS = 64, STEP = 128;  // rows of a group, columns of a step
 constexpr int NEAR = 8;  // tiles of tokens that share a stretch of rows while it is in the cache
 constexpr int MAX_EXPERTS = 512;
-constexpr int OUT_STRIDE = ROWS * 2 + 16;  // bytes of a token's results on their way out
+constexpr int OUT_STRIDE = ROWS * 2 + 16, PIECE = 64;  // bytes of a token's results on their way out; tokens at a time
 
 struct Arguments {
     const u8 *x;  // [steps, places, 128], lines of 128 bytes in swizzled order
@@ -32,6 +32,7 @@ typedef u32 Left[4][4];
 
 struct E4m3 {
     static constexpr int CHUNK = 8192;  // bytes
+    static constexpr bool WIDENS = false;
 
     static __device__ inline void read(u32 at, Left &left) {
 #pragma unroll
@@ -44,6 +45,7 @@ struct E4m3 {
 
 struct E2m1 {
     static constexpr int CHUNK = 4096 + 256;  // codes, then a byte for each 32 columns of a row: 8 times an exponent
+    static constexpr bool WIDENS = true;
 
     // Eight codes -> eight e4m3, looked up among eight magnitudes that are moved up by the exponent, but zero.
     static __device__ inline void widen(u32 word, u32 shift, u32 &first, u32 &second) {
@@ -114,7 +116,7 @@ struct Tiles {
     }
 };
 
-__device__ inline int padded(int count) { return count > 64 ? 128 : count > 32 ? 64 : count > 16 ? 32 : 16; }
+__device__ inline int padded(int count) { return count > 128 ? 256 : count > 64 ? 128 : count > 32 ? 64 : count > 16 ? 32 : 16; }
 
 // Chunks of 64 rows of an expert, the first of all steps; those of the next steps are two chunks apart.
 template <int CHUNK> __device__ inline const u8 *chunks_of(const Arguments &given, int expert, int rows) {
@@ -188,34 +190,39 @@ __device__ inline Scales scales_of(const Arguments &given, const Tile &tile, int
     return {scale[0], scale[8], thread < tile.count ? given.x_scale[tile.first + thread] : 0.0f};
 }
 
-// Sums of a group's 64 rows, scaled, to bf16, turned in shared memory and sent out.
+// Sums of a group's 64 rows, scaled, to bf16, turned in shared memory a piece at a time, and stored in lines of 128 bytes.
 template <int SIZE>
 __device__ inline void send_out(
     const Arguments &given, const Tile &tile, int row, const Scales &scales, const float (&sums)[SIZE], u8 *lines,
     float *factors) {
-    int thread = threadIdx.x % GROUP, lane = thread % 32, warp = thread / 32;
+    constexpr int COUNT = SIZE < PIECE / 2 ? SIZE : PIECE / 2;  // sums of a piece
+    int thread = threadIdx.x % GROUP, lane = thread % 32, warp = thread / 32, column = row + thread % 8 * 8;
+    int count = column < given.num_rows ? tile.count - thread / 8 : 0;
     u32 out = shared(lines);
-    stores_read();
+    u16 *to = given.out + (tile.first + thread / 8) * given.num_rows + column;
     if (thread < 2 * SIZE) factors[thread] = scales.token;
-    meet_group();
 #pragma unroll
-    for (int i = 0; i < SIZE / 4; i += 2) {
-        u32 two[4];
+    for (int from = 0; from < SIZE; from += COUNT) {
+        meet_group();
 #pragma unroll
-        for (int j = 0; j < 2; ++j) {
-            float2 factor = *(const float2 *)(factors + (i + j) * 8 + lane % 4 * 2);
-            const float *v = sums + (i + j) * 4;
-            two[j * 2] = two_bf16(v[0] * scales.low * factor.x, v[1] * scales.low * factor.y);
-            two[j * 2 + 1] = two_bf16(v[2] * scales.high * factor.x, v[3] * scales.high * factor.y);
+        for (int i = 0; i < COUNT / 4; i += 2) {
+            u32 two[4];
+#pragma unroll
+            for (int j = 0; j < 2; ++j) {
+                float2 factor = *(const float2 *)(factors + from * 2 + (i + j) * 8 + lane % 4 * 2);
+                const float *v = sums + from + (i + j) * 4;
+                two[j * 2] = two_bf16(v[0] * scales.low * factor.x, v[1] * scales.low * factor.y);
+                two[j * 2 + 1] = two_bf16(v[2] * scales.high * factor.x, v[3] * scales.high * factor.y);
+            }
+            u32 at = out + (i * 8 + lane / 16 * 8 + lane % 8) * OUT_STRIDE + warp * 32 + lane / 8 % 2 * 16;
+            asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};"
+                         ::"r"(at), "r"(two[0]), "r"(two[1]), "r"(two[2]), "r"(two[3]) : "memory");
         }
-        u32 at = out + (i * 8 + lane / 16 * 8 + lane % 8) * OUT_STRIDE + warp * 32 + lane / 8 % 2 * 16;
-        asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};"
-                     ::"r"(at), "r"(two[0]), "r"(two[1]), "r"(two[2]), "r"(two[3]) : "memory");
+        meet_group();
+#pragma unroll
+        for (int i = 0; i < COUNT / 8; ++i, to += 16 * given.num_rows) {
+            Four piece = load(out + (i * 16 + thread / 8) * OUT_STRIDE + thread % 8 * 16);
+            if (from * 2 + i * 16 < count) put(to, piece);
+        }
     }
-    publish();
-    meet_group();
-    int bytes = min(ROWS, (int)given.num_rows - row) * 2;
-    if (thread < tile.count && bytes > 0)
-        send(given.out + (tile.first + thread) * given.num_rows + row, out + thread * OUT_STRIDE, bytes);
-    stores_commit();
 }
