@@ -46,25 +46,24 @@ def test_e2m1_chunks_hold_what_each_thread_widens():
 
 
 @pytest.mark.parametrize(
-    ("form", "groups", "steps", "budget", "sums"),
-    [(products.MANY, 2, 1, 180, 0), (products.FEW, 2, 2, 172, 64 * 64 * 4)],
-    ids=["many", "few"],
+    ("form", "budget", "words"),
+    [
+        (products.MANY, 180, "GROUPS = 2, CLUSTER = 2, "),
+        (products.FEW, 176, "KERNEL(few_e2m1, E2m1, 4)"),
+        (products.FEWEST, 176, "KERNEL(fewest_e2m1, E2m1, 1)"),
+    ],
+    ids=lambda value: getattr(value, "name", ""),
 )
 @pytest.mark.parametrize("chunk", [products.E4M3_CHUNK, products.E2M1_CHUNK])
-def test_the_sizes_in_python_are_those_of_the_source(form, groups, steps, budget, sums, chunk):
-    text = form.source.read_text()
-    assert (
-        f"GROUPS = {groups}, CLUSTER = {form.cluster}, " in text
-        and f"TOKENS = {form.tokens}" in text
-        and f"= {budget} * 1024 / (" in text
-    )
+def test_the_sizes_in_python_are_those_of_the_source(form, budget, words, chunk):
+    text, groups = form.source.read_text(), form.rows // 64 // form.cluster
+    assert words in text and f"TOKENS = {form.tokens}" in text and f"= {budget} * 1024 / (" in text
     both = (form.source.parent / "products.cuh").read_text()
     assert f"MAX_EXPERTS = {products.MAX_EXPERTS}" in both and "OUT_STRIDE = ROWS * 2 + 16" in both
-    stage = form.tokens * 128 + form.rows // 64 // form.cluster * chunk
-    stages = budget * 1024 // (stage * steps)
+    stage = form.tokens * 128 + groups * chunk
+    stages = budget * 1024 // stage
     numbers = stages * 16 + groups * form.tokens * (144 + 4) + 4 * (3 * products.MAX_EXPERTS + 1)
-    assert stages * steps * stage + sums + numbers <= products.SHARED_BYTES <= 232_448 - 1024
-    assert "BRINGERS = 4" in text or form is products.MANY
+    assert stages * stage + numbers <= products.SHARED_BYTES <= 232_448 - 1024
     assert form.threads == groups * 128 + 128
 
 
@@ -111,7 +110,7 @@ def test_tokens_that_do_not_fit_a_packed_matrix_are_refused():
 
 
 @pair.on_device
-@pytest.mark.parametrize("form", [products.MANY, products.FEW], ids=lambda form: form.name)
+@pytest.mark.parametrize("form", products.FORMS, ids=lambda form: form.name)
 @pytest.mark.parametrize(("rows", "width"), [(200, 384), (1792, 5120), (32, 96)])
 @pytest.mark.parametrize("num_tokens", [1, 16, 17, 33, 65, 129, 1000])
 def test_dense_products_have_the_bits_of_triton(form, rows, width, num_tokens, monkeypatch):
@@ -126,7 +125,7 @@ def test_dense_products_have_the_bits_of_triton(form, rows, width, num_tokens, m
 
 
 @pair.on_device
-@pytest.mark.parametrize("form", [products.MANY, products.FEW], ids=lambda form: form.name)
+@pytest.mark.parametrize("form", products.FORMS, ids=lambda form: form.name)
 @pytest.mark.parametrize("num_tokens", [1, 7, 60, 300, 1500])
 def test_products_of_experts_have_the_bits_of_triton(form, num_tokens, monkeypatch):
     monkeypatch.setattr(products, "form_for", lambda *given: form)

@@ -27,7 +27,7 @@ WIDE_PAIRS, WIDE_BYTES = 2048, 1 << 30  # pairs an expert above which e2m1 is wi
 
 
 class Form(NamedTuple):
-    """One of the two forms of the kernel: tiles of rows, of a cluster, and tokens, and its launch."""
+    """One of the forms of the kernel: tiles of rows, of a cluster, and tokens, and its launch."""
 
     name: str
     source: Path
@@ -38,7 +38,9 @@ class Form(NamedTuple):
 
 
 MANY = Form("many", SOURCE, 256, TOKEN_TILE, 384, 2)
-FEW = Form("few", FEW_SOURCE, 128, 64, 384, 2)
+FEW = Form("few", FEW_SOURCE, 256, 64, 640, 1)
+FEWEST = Form("fewest", FEW_SOURCE, 64, 64, 256, 1)
+FORMS = (MANY, FEW, FEWEST)
 SHARED_BYTES = 222 * 1024
 
 
@@ -64,7 +66,7 @@ def can_pack(num_rows: int, num_experts: int, device: torch.device) -> bool:
     """Whether the kernel takes matrices of this many rows, and all that they may need can be built for the device."""
     if num_rows % 8 or num_experts > MAX_EXPERTS or device.type != "cuda":
         return False
-    kernels = [kernel_for(chunk, form, device) for chunk in (E4M3_CHUNK, E2M1_CHUNK) for form in (MANY, FEW)]
+    kernels = [kernel_for(chunk, form, device) for chunk in (E4M3_CHUNK, E2M1_CHUNK) for form in FORMS]
     return None not in (*kernels, widening_for(device))
 
 
@@ -153,8 +155,12 @@ def widened(matrix: Packed) -> Packed:
 
 
 def form_for(matrix: Packed, panels: Panels, places: Places | None) -> Form:
-    """The faster form; results are the same."""
-    return FEW if 4 * num_tiles(MANY, matrix, panels, places) <= num_multiprocessors(matrix.chunks.device) else MANY
+    """The fastest form; results are the same."""
+    multiprocessors = num_multiprocessors(matrix.chunks.device)
+    if 4 * num_tiles(MANY, matrix, panels, places) <= multiprocessors:
+        return FEWEST
+    pairs = len(places.of_pairs) if places else panels.num_tokens
+    return FEW if pairs <= FEW.tokens * len(matrix.chunks) else MANY
 
 
 def num_tiles(form: Form, matrix: Packed, panels: Panels, places: Places | None) -> int:
