@@ -71,7 +71,7 @@ def test_the_sizes_in_python_are_those_of_the_source():
     stage = grouped.TOKENS * 256 + grouped.CODE_BYTES + 32
     stages = 200 * 1024 // stage
     assert stages * (stage + 16) + grouped.TOKENS * (144 + 4) <= grouped.SHARED_BYTES <= 232_448 - 1024
-    assert "__launch_bounds__(2 * GROUP + 32, 1)" in text and grouped.THREADS == 2 * 128 + 32
+    assert "__launch_bounds__(3 * GROUP, 1)" in text and grouped.THREADS == 3 * 128
 
 
 @pair.on_device

@@ -19,7 +19,7 @@ SOURCE = Path(__file__).parent / "native" / "grouped_products.cu"
 ROWS, STEP, TOKENS, TILE = 64, 128, 64, 32
 CODE_BYTES = ROWS * STEP
 MAX_TOKENS = 64  # up to which this takes less time than bf16 matrices
-THREADS, SHARED_BYTES = 288, 222 * 1024
+THREADS, SHARED_BYTES = 384, 222 * 1024
 LEAST, MOST = 10, 134  # exponents of tiles, biased by 127, with which numbers and factors are neither subnormal nor infinite
 
 

@@ -135,7 +135,7 @@ template <class Own> __device__ inline void products(const Arguments &given) {
     constexpr int TILE = Own::GROUPS * ROWS;
     int stretches = (given.num_rows + TILE - 1) / TILE, tiles = own.tiles.total * stretches;
     if (threadIdx.x >= Own::GROUPS * GROUP) {
-        if (Own::GROUPS > 1) asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
         int warp = threadIdx.x / 32 % 4;
         if (threadIdx.x % 32 > 0) return;
         if (warp > 1) begin();
@@ -143,7 +143,7 @@ template <class Own> __device__ inline void products(const Arguments &given) {
         else bring<true>(own, given, stretches, tiles, warp);
         return;
     }
-    if (Own::GROUPS > 1) asm volatile("setmaxnreg.inc.sync.aligned.u32 112;");
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Own::GROUPS > 1 ? 112 : 192));
     begin();
     Turn turn = {0, 0};
     for (int number = blockIdx.x; number < tiles; number += gridDim.x) {

@@ -1,7 +1,7 @@
 // Products of few bf16 tokens with a matrix of each group of their columns: out = x @ matrix^T, of each group.
 //
 // Matrices are e4m3 with a power of two for each tile of 32 x 32, and widened in registers: exactly, so results have the
-// bits of bf16 matrices. One warp brings rows, ahead of the kernel that makes the tokens; four bring tokens, 16 bytes at
+// bits of bf16 matrices. One thread brings rows, ahead of the kernel that makes the tokens; four warps bring tokens, 16 bytes at
 // a time. A block takes 64 rows and up to 64 tokens. Columns are summed in their order by the matrix unit.
 
 #include "products.cuh"
@@ -142,7 +142,7 @@ template <int SIZE> __device__ inline void take(Shared &own, const Arguments &gi
     send_out(given, tile, tile.rows * ROWS, {1.0f, 1.0f, 1.0f}, sums, own.out, own.factors);
 }
 
-extern "C" __global__ void __launch_bounds__(2 * GROUP + 32, 1) grouped(const Arguments given) {
+extern "C" __global__ void __launch_bounds__(3 * GROUP, 1) grouped(const Arguments given) {
     extern __shared__ __align__(1024) u8 memory[];
     Shared &own = *(Shared *)memory;
     if (threadIdx.x == 0) {
@@ -155,13 +155,16 @@ extern "C" __global__ void __launch_bounds__(2 * GROUP + 32, 1) grouped(const Ar
     __syncthreads();
     int first = blockIdx.y * TOKENS;
     Tile tile = {0, first, min(TOKENS, (int)given.num_places - first), (int)blockIdx.x};
-    if (threadIdx.x == 2 * GROUP) bring_rows(own, given, tile.rows);
-    if (threadIdx.x >= 2 * GROUP) return;
-    begin();
     if (threadIdx.x >= GROUP) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        if (threadIdx.x == 2 * GROUP) bring_rows(own, given, tile.rows);
+        if (threadIdx.x >= 2 * GROUP) return;
+        begin();
         bring_tokens(own, given, tile);
         return;
     }
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 168;");
+    begin();
     int tokens = padded(tile.count);
     if (tokens == 64) take<32>(own, given, tile);
     else if (tokens == 32) take<16>(own, given, tile);
