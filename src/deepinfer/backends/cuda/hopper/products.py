@@ -85,9 +85,9 @@ def pack_e4m3(codes: Tensor, scale: Tensor) -> Packed:
     """codes [rows, width] e4m3 and the scale of each row."""
     num_rows, width = codes.shape
     codes = F.pad(codes.view(torch.uint8), (0, -width % WIDTH_TILE, 0, -num_rows % ROW_TILE))
-    # Rows: tile, group, warp, half, line; columns: step, part, half of a part, four, byte.
-    parts = codes.view(-1, 2, 4, 2, 8, codes.shape[1] // STEP, 4, 2, 4, 4)
-    chunks = parts.permute(0, 5, 1, 6, 2, 4, 8, 7, 3, 9).reshape(1, len(codes) // 128, -1, 2, E4M3_CHUNK)
+    # Rows: tile, group, eight, line; columns: step, sixteen, byte.
+    parts = codes.view(-1, 2, 8, 8, codes.shape[1] // STEP, 8, 16)
+    chunks = parts.permute(0, 4, 1, 5, 2, 3, 6).reshape(1, len(codes) // 128, -1, 2, E4M3_CHUNK)
     return Packed(chunks, F.pad(scale, (0, -num_rows % ROW_TILE))[None], num_rows, width)
 
 

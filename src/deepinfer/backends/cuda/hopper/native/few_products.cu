@@ -57,12 +57,51 @@ __device__ inline void bring(Own &own, const Arguments &given, int stretches, in
     }
 }
 
+// ---- left operands: e2m1 widened in registers, e4m3 where it lies
+
+__device__ inline void multiply(float (&d)[8], u64 a, u64 b, bool adds) {
+    asm volatile(MULTIPLY("m64n16k32", SUMS8, "%8", "%9", "%10") : ACC8(d, 0) : "l"(a), "l"(b), "r"((int)adds));
+}
+
+__device__ inline void multiply(float (&d)[16], u64 a, u64 b, bool adds) {
+    asm volatile(MULTIPLY("m64n32k32", SUMS16, "%16", "%17", "%18")
+                 : ACC8(d, 0), ACC8(d, 8) : "l"(a), "l"(b), "r"((int)adds));
+}
+
+__device__ inline void multiply(float (&d)[32], u64 a, u64 b, bool adds) {
+    asm volatile(MULTIPLY("m64n64k32", SUMS32, "%32", "%33", "%34") : ACC32(d, 0) : "l"(a), "l"(b), "r"((int)adds));
+}
+
+template <class FORMAT> struct Rows;
+
+template <> struct Rows<E2m1> {
+    Left left;
+
+    __device__ void read(const u8 *chunk) { ::read<E2m1>(chunk, left); }
+    template <int SIZE> __device__ void start(u32 tokens, float (&part)[SIZE]) const { ::start(tokens, left, part); }
+};
+
+template <> struct Rows<E4m3> {
+    u32 at;
+
+    __device__ void read(const u8 *chunk) { at = shared(chunk); }
+
+    template <int SIZE> __device__ void start(u32 tokens, float (&part)[SIZE]) const {
+        u64 rows = at >> 4 | u64(E4m3::SIXTEEN >> 4) << 16 | u64(128 >> 4) << 32, right = matrix(tokens, 16);
+        products_begin();
+#pragma unroll
+        for (int part32 = 0; part32 < 4; ++part32)
+            multiply(part, further(rows, part32 * 2 * E4m3::SIXTEEN), further(right, part32 * 32), part32 > 0);
+        products_commit();
+    }
+};
+
 // ---- products
 
 // A step's left operand of a group's rows, when it is there.
-template <class Own> __device__ inline void read(Own &own, const Turn &turn, Left &left) {
+template <class Own> __device__ inline void read(Own &own, const Turn &turn, Rows<typename Own::Format> &rows) {
     wait(shared(own.full + turn.stage), turn.parity);
-    read<typename Own::Format>(own.matrix[turn.stage][threadIdx.x / GROUP], left);
+    rows.read(own.matrix[turn.stage][Own::GROUPS > 1 ? threadIdx.x / GROUP : 0]);
 }
 
 // Adds a step's sums, and tells those who bring steps that its stage may be filled again.
@@ -73,34 +112,24 @@ __device__ inline void add(Own &own, int stage, const float (&part)[SIZE], float
     for (int i = 0; i < SIZE; ++i) sums[i] += part[i];
 }
 
-// One step.
-template <class Own, int SIZE> __device__ inline void take_one(Own &own, Turn &turn, float (&sums)[SIZE]) {
-    float part[SIZE];
-    Left left;
-    read(own, turn, left);
-    start(shared(own.tokens[turn.stage]), left, part);
-    products_wait();
-    add(own, turn.stage, part, sums);
-    own.advance(turn);
-}
-
-// Two steps, of which the first one's left operand is read, and that of the step behind them.
-template <bool IS_LAST, class Own, int SIZE>
-__device__ inline void take_two(Own &own, Turn &turn, Left &left, float (&sums)[SIZE]) {
-    float first[SIZE], second[SIZE];
-    Left next;
+// Two steps of which the first one's left operand is read, and that of the step behind them. Where a block has one group,
+// the products of both are under way at once.
+template <bool IS_LAST, int SIZE, class Own>
+__device__ inline void take_two(Own &own, Turn &turn, Rows<typename Own::Format> (&rows)[2], float (&sums)[SIZE]) {
+    constexpr bool BOTH = Own::GROUPS == 1;
+    float part[1 + BOTH][SIZE];
     int stage = turn.stage;
-    start(shared(own.tokens[stage]), left, first);
+    rows[0].start(shared(own.tokens[stage]), part[0]);
     own.advance(turn);
-    read(own, turn, next);
-    start(shared(own.tokens[turn.stage]), next, second);
-    products_wait<1>();
-    add(own, stage, first, sums);
+    read(own, turn, rows[1]);
+    if (!BOTH) products_wait(), add(own, stage, part[0], sums);
+    rows[1].start(shared(own.tokens[turn.stage]), part[BOTH]);
+    if (BOTH) products_wait<1>(), add(own, stage, part[0], sums);
     stage = turn.stage;
     own.advance(turn);
-    if (!IS_LAST) read(own, turn, left);
+    if (!IS_LAST) read(own, turn, rows[0]);
     products_wait();
-    add(own, stage, second, sums);
+    add(own, stage, part[BOTH], sums);
 }
 
 // A group's rows of a tile.
@@ -109,14 +138,10 @@ __device__ inline void take(Own &own, const Arguments &given, const Tile &tile, 
     int group = threadIdx.x / GROUP, row = (tile.rows * Own::GROUPS + group) * ROWS;
     Scales scales = scales_of(given, tile, row);
     float sums[SIZE] = {};
-    if (Own::GROUPS > 1 && SIZE > 16) {  // other groups work while this one waits, and registers are few
-        for (int at = 0; at < given.steps; ++at) take_one(own, turn, sums);
-    } else {
-        Left left;
-        read(own, turn, left);
-        for (int at = 2; at < given.steps; at += 2) take_two<false>(own, turn, left, sums);
-        take_two<true>(own, turn, left, sums);
-    }
+    Rows<typename Own::Format> rows[2];
+    read(own, turn, rows[0]);
+    for (int at = 2; at < given.steps; at += 2) take_two<false>(own, turn, rows, sums);
+    take_two<true>(own, turn, rows, sums);
     send_out(given, tile, row, scales, sums, own.out[group], own.factors[group]);
 }
 
