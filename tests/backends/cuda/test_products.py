@@ -18,15 +18,15 @@ matrices = pytest.importorskip("deepinfer.backends.cuda.hopper.matrices", reason
 
 
 @pytest.mark.parametrize(("rows", "width"), [(128, 128), (300, 384), (5, 96)])
-def test_e4m3_chunks_hold_what_each_thread_multiplies(rows, width):
+def test_e4m3_chunks_hold_pieces_of_16_columns_of_all_rows(rows, width):
     codes = torch.randint(0, 256, (rows, width), dtype=torch.uint8)
     packed = products.pack_e4m3(codes.view(quant.E4M3), torch.rand(rows))
     padded = torch.nn.functional.pad(codes, (0, -width % 256, 0, -rows % 256))
     assert packed.chunks.shape == (1, len(padded) // 128, padded.shape[1] // 128, 2, 8192)
     for tile in range(packed.chunks.shape[1]):
         for step in range(packed.chunks.shape[2]):
-            found = packed.chunks[0, tile, step].view(2, 4, 4, 32, 4, 4)
-            assert torch.equal(found, padded[layout.operands(tile, step)])
+            found = packed.chunks[0, tile, step].view(2, 8, 8, 8, 16)
+            assert torch.equal(found, padded[layout.pieces(tile, step)])
 
 
 def test_e2m1_chunks_hold_what_each_thread_widens():

@@ -108,9 +108,10 @@ __device__ inline void multiply(float (&d)[32], const u32 (&a)[4], u64 b) {
 }
 
 template <int SIZE> __device__ inline void start(Shared &own, int stage, const Wide &left, float (&sums)[SIZE]) {
+    u64 right = matrix(shared(own.tokens[stage]), 16);
     products_begin();
 #pragma unroll
-    for (int i = 0; i < 8; ++i) multiply(sums, left[i], matrix(shared(own.tokens[stage][i / 4]) + i % 4 * 32, 16));
+    for (int i = 0; i < 8; ++i) multiply(sums, left[i], further(right, i / 4 * TOKENS * STEP + i % 4 * 32));
     products_commit();
 }
 
