@@ -27,7 +27,7 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from deepinfer.backends.cuda import native
-from deepinfer.backends.cuda.hopper import attention, hyper, index_scores, products, selection
+from deepinfer.backends.cuda.hopper import attention, grouped, hyper, index_scores, products, selection
 
 TYPES = {
     torch.float32: "fp32", torch.bfloat16: "bf16", torch.float8_e4m3fn: "fp8e4nv",
@@ -114,6 +114,7 @@ def compile_native() -> None:
     sources = [(attention.WIDE_SOURCE, attention.WIDE_SHARED_BYTES), (attention.PLACES_SOURCE, 0)]
     sources += [(index_scores.NATIVE, 0), (selection.NATIVE, 0)]
     sources += [(form.source, products.SHARED_BYTES) for form in (products.MANY, products.FEW)]
+    sources += [(grouped.SOURCE, grouped.SHARED_BYTES)]
     sources += [(hyper.NATIVE, hyper.NATIVE_SHARED_BYTES)]
     for source, dynamic in sources:
         try:

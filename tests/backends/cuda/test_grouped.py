@@ -26,7 +26,9 @@ def draw(rows: int, width: int, least: int = 100, most: int = 130) -> Weight:
 def registers(chunks):
     """What the kernel's threads make of chunks [tiles, steps, bytes]: [tile, step, part, thread, i, even or odd, half]."""
     words = chunks[..., :8192].contiguous().view(torch.int32).view(*chunks.shape[:2], 4, 128, 4).long()
-    numbers = torch.stack([words << 4 & 0x07F007F0 | words << 8 & 0x80008000, words >> 4 & 0x07F007F0 | words & 0x80008000], -1)
+    numbers = torch.stack(
+        [words << 4 & 0x07F007F0 | words << 8 & 0x80008000, words >> 4 & 0x07F007F0 | words & 0x80008000], -1
+    )
     numbers = torch.stack([numbers, numbers >> 16], -1).to(torch.int16).view(torch.bfloat16)
     factors = chunks[..., 8192:].contiguous().view(torch.bfloat16).view(*chunks.shape[:2], 2, 4, 2)
     assert torch.equal(factors[..., 0], factors[..., 1])
@@ -78,7 +80,9 @@ def test_the_sizes_in_python_are_those_of_the_source():
 @pytest.mark.parametrize("num_tokens", [0, 1, 16, 17, 33, 64, 65, 300])
 def test_products_have_the_bits_of_bf16_matrices(num_tokens):
     weight = draw(256, 512)
-    x = torch.randn(num_tokens, 1024, generator=torch.Generator(pair.DEVICE).manual_seed(num_tokens), device=pair.DEVICE)
+    x = torch.randn(
+        num_tokens, 1024, generator=torch.Generator(pair.DEVICE).manual_seed(num_tokens), device=pair.DEVICE
+    )
     wide = quant.dequantise(weight, torch.bfloat16).unflatten(0, (2, -1))
     expected = linear.grouped_matmul(x.bfloat16(), wide)
     assert torch.equal(grouped.grouped_products(x.bfloat16(), grouped.pack_grouped(weight, 2)), expected)

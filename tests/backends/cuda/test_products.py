@@ -67,6 +67,26 @@ def test_the_sizes_in_python_are_those_of_the_source(form, budget, words, chunk)
     assert form.threads == groups * 128 + 128
 
 
+@pytest.mark.parametrize(
+    ("rows", "num_tokens", "form"),
+    [(1792, 512, "fewest"), (1792, 1024, "many"), (5120, 128, "fewest"), (5120, 129, "many"), (32768, 64, "few"), (32768, 65, "many")],
+)  # fmt: skip
+def test_dense_products_take_the_form_for_their_tiles(rows, num_tokens, form, monkeypatch):
+    monkeypatch.setattr(products, "num_multiprocessors", lambda device: 132)
+    matrix = products.Packed(torch.empty(1, rows // 128, 2, 2, 8192, device="meta"), torch.empty(1), rows, 256)
+    tokens = panels.Panels(torch.empty(0), torch.empty(0), num_tokens, num_tokens)
+    assert products.form_for(matrix, tokens, None).name == form
+
+
+@pytest.mark.parametrize(("num_pairs", "form"), [(6, "few"), (288, "few"), (289, "many")])
+def test_experts_take_the_form_for_their_pairs(num_pairs, form, monkeypatch):
+    monkeypatch.setattr(products, "num_multiprocessors", lambda device: 132)
+    matrix = products.Packed(torch.empty(6, 36, 2, 2, 4352, device="meta"), torch.empty(1), 4608, 256)
+    places = panels.Places(torch.empty(num_pairs), torch.empty(6), torch.empty(6), num_pairs + 56)
+    tokens = panels.Panels(torch.empty(0), torch.empty(0), places.size, num_pairs)
+    assert products.form_for(matrix, tokens, places).name == form
+
+
 def test_tokens_lie_in_panels():
     x = torch.randn(11, 160, generator=torch.Generator().manual_seed(0)).bfloat16().to(pair.DEVICE)
     tokens, rows = panels.quantise_panels(x, 256), quant.quantise(x)

@@ -20,7 +20,10 @@ ROWS, STEP, TOKENS, TILE = 64, 128, 64, 32
 CODE_BYTES = ROWS * STEP
 MAX_TOKENS = 64  # up to which this takes less time than bf16 matrices
 THREADS, SHARED_BYTES = 384, 222 * 1024
-LEAST, MOST = 10, 134  # exponents of tiles, biased by 127, with which numbers and factors are neither subnormal nor infinite
+LEAST, MOST = (
+    10,
+    134,
+)  # exponents of tiles, biased by 127, with which numbers and factors are neither subnormal nor infinite
 
 
 class Grouped(NamedTuple):
@@ -49,7 +52,9 @@ def pack_grouped(weight: Weight, num_groups: int) -> Grouped | None:
     # Rows: tile, warp, half, line; columns: step, part, half of a part, half of that, four, byte.
     parts = codes.view(torch.uint8).view(-1, 4, 2, 8, width // STEP, 4, 2, 2, 4, 2)
     parts = parts.permute(0, 4, 5, 1, 3, 8, 6, 7, 9, 2).reshape(num_rows // ROWS, width // STEP, CODE_BYTES)
-    factors = exponents.view(-1, ROWS // TILE, width // STEP, STEP // TILE).transpose(1, 2) + 120  # of bf16: 2 ** 120 more
+    factors = (
+        exponents.view(-1, ROWS // TILE, width // STEP, STEP // TILE).transpose(1, 2) + 120
+    )  # of bf16: 2 ** 120 more
     factors = (factors << 7 | factors << 23).flatten(2).contiguous().view(torch.uint8)
     return Grouped(torch.cat([parts, factors], -1), num_groups)
 
@@ -63,6 +68,19 @@ def grouped_products(x: Tensor, matrices: Grouped) -> Tensor:
     if num_tokens:
         kernel.launch(
             (num_tiles, -(-num_tokens // TOKENS), 1),
-            (x, None, matrices.chunks, None, out, None, None, matrices.num_groups, num_tokens, 0, num_tiles * ROWS, steps),
+            (
+                x,
+                None,
+                matrices.chunks,
+                None,
+                out,
+                None,
+                None,
+                matrices.num_groups,
+                num_tokens,
+                0,
+                num_tiles * ROWS,
+                steps,
+            ),
         )
     return out

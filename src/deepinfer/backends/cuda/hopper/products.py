@@ -155,12 +155,12 @@ def widened(matrix: Packed) -> Packed:
 
 
 def form_for(matrix: Packed, panels: Panels, places: Places | None) -> Form:
-    """The fastest form; results are the same."""
-    multiprocessors = num_multiprocessors(matrix.chunks.device)
-    if 4 * num_tiles(MANY, matrix, panels, places) <= multiprocessors:
+    """The fastest form; results are the same. Experts get unequal numbers of pairs, so few are fewer of them."""
+    if 4 * num_tiles(MANY, matrix, panels, places) <= num_multiprocessors(matrix.chunks.device):
         return FEWEST
-    pairs = len(places.of_pairs) if places else panels.num_tokens
-    return FEW if pairs <= FEW.tokens * len(matrix.chunks) else MANY
+    if places:
+        return FEW if 4 * len(places.of_pairs) <= 3 * FEW.tokens * len(matrix.chunks) else MANY
+    return FEW if panels.num_tokens <= FEW.tokens else MANY
 
 
 def num_tiles(form: Form, matrix: Packed, panels: Panels, places: Places | None) -> int:
