@@ -8,6 +8,12 @@ from torch import Tensor
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
 
 
+def pieces(tile: int, step: int):
+    """Rows and columns of e4m3 chunks: group, sixteen columns, eight rows, row, byte."""
+    group, sixteen, eight, row, byte = torch.meshgrid(*map(torch.arange, (2, 8, 8, 8, 16)), indexing="ij")
+    return tile * 128 + group * 64 + eight * 8 + row, step * 128 + sixteen * 16 + byte
+
+
 def operands(tile: int, step: int):
     """Rows and columns of each thread's registers in a step: group, part, warp, lane, register, byte.
 
@@ -44,10 +50,10 @@ def matrices(packed) -> Tensor:
     for expert, tile, step in torch.cartesian_prod(*map(torch.arange, (num_experts, tiles, steps))).tolist():
         chunks = packed.chunks[expert, tile, step]
         if chunk == 8192:
-            numbers = chunks.view(2, 4, 4, 32, 4, 4).contiguous().view(torch.float8_e4m3fn).double()
+            numbers = chunks.view(2, 8, 8, 8, 16).contiguous().view(torch.float8_e4m3fn).double()
+            whole[expert][pieces(tile, step)] = numbers
         else:
-            numbers = widened(chunks).double() / 2**5
-        whole[expert][operands(tile, step)] = numbers
+            whole[expert][operands(tile, step)] = widened(chunks).double() / 2**5
     return whole * packed.scale.unsqueeze(-1)
 
 

@@ -18,15 +18,15 @@ matrices = pytest.importorskip("deepinfer.backends.cuda.hopper.matrices", reason
 
 
 @pytest.mark.parametrize(("rows", "width"), [(128, 128), (300, 384), (5, 96)])
-def test_e4m3_chunks_hold_what_each_thread_multiplies(rows, width):
+def test_e4m3_chunks_hold_pieces_of_16_columns_of_all_rows(rows, width):
     codes = torch.randint(0, 256, (rows, width), dtype=torch.uint8)
     packed = products.pack_e4m3(codes.view(quant.E4M3), torch.rand(rows))
     padded = torch.nn.functional.pad(codes, (0, -width % 256, 0, -rows % 256))
     assert packed.chunks.shape == (1, len(padded) // 128, padded.shape[1] // 128, 2, 8192)
     for tile in range(packed.chunks.shape[1]):
         for step in range(packed.chunks.shape[2]):
-            found = packed.chunks[0, tile, step].view(2, 4, 4, 32, 4, 4)
-            assert torch.equal(found, padded[layout.operands(tile, step)])
+            found = packed.chunks[0, tile, step].view(2, 8, 8, 8, 16)
+            assert torch.equal(found, padded[layout.pieces(tile, step)])
 
 
 def test_e2m1_chunks_hold_what_each_thread_widens():
@@ -46,27 +46,50 @@ def test_e2m1_chunks_hold_what_each_thread_widens():
 
 
 @pytest.mark.parametrize(
-    ("form", "groups", "steps", "budget", "sums"),
-    [(products.MOST, 2, 1, 196, 0), (products.MANY, 2, 1, 196, 0), (products.FEW, 2, 2, 172, 64 * 64 * 4)],
-    ids=["most", "many", "few"],
+    ("form", "budget", "words"),
+    [
+        (products.MOST, 196, "KERNEL(most_e2m1, E2m1, 2)"),
+        (products.MANY, 196, "KERNEL(many_e2m1, E2m1, 1)"),
+        (products.FEW, 176, "KERNEL(few_e2m1, E2m1, 4)"),
+        (products.FEWEST, 176, "KERNEL(fewest_e2m1, E2m1, 1)"),
+    ],
+    ids=lambda value: getattr(value, "name", ""),
 )
 @pytest.mark.parametrize("chunk", [products.E4M3_CHUNK, products.E2M1_CHUNK])
-def test_the_sizes_in_python_are_those_of_the_source(form, groups, steps, budget, sums, chunk):
-    text = form.source.read_text()
-    assert (
-        f"GROUPS = {groups}, CLUSTER = {form.cluster}, " in text
-        and f"TOKENS = {min(128, form.tokens)}" in text
-        and f"= {budget} * 1024 / (" in text
-    )
+def test_the_sizes_in_python_are_those_of_the_source(form, budget, words, chunk):
+    text, groups, tokens = form.source.read_text(), form.rows // 64 // form.cluster, min(128, form.tokens)
+    assert words in text and f"TOKENS = {tokens}" in text and f"= {budget} * 1024 / (" in text
+    assert form.cluster == 1 or f"GROUPS = {groups}, CLUSTER = {form.cluster}, " in text
     both = (form.source.parent / "products.cuh").read_text()
     assert f"MAX_EXPERTS = {products.MAX_EXPERTS}" in both and "OUT_STRIDE = ROWS * 2 + 16, PIECE = 64" in both
-    stage = form.tokens * 128 + form.rows // 64 // form.cluster * chunk
-    stages = budget * 1024 // (stage * steps)
-    numbers = stages * (16 if form is products.FEW else 32) + groups * (64 * 144 + min(128, form.tokens) * 4)
-    numbers += 4 * (3 * products.MAX_EXPERTS + 1)
-    assert stages * steps * stage + sums + numbers <= products.SHARED_BYTES <= 232_448 - 1024
-    assert "BRINGERS = 4" in text or form is not products.FEW
+    stage = form.tokens * 128 + groups * chunk
+    stages = budget * 1024 // stage
+    numbers = stages * 32 + groups * (64 * 144 + tokens * 4) + 4 * (3 * products.MAX_EXPERTS + 1)
+    assert stages * stage + numbers <= products.SHARED_BYTES <= 232_448 - 1024
     assert form.threads == groups * 128 + 128
+
+
+@pytest.mark.parametrize(
+    ("rows", "num_tokens", "form"),
+    [
+        (1792, 512, "fewest"), (1792, 1024, "many"), (5120, 128, "fewest"), (5120, 129, "many"),
+        (32768, 64, "few"), (32768, 65, "many"), (32768, 1024, "most"),
+    ],
+)  # fmt: skip
+def test_dense_products_take_the_form_for_their_tiles(rows, num_tokens, form, monkeypatch):
+    monkeypatch.setattr(products, "num_multiprocessors", lambda device: 132)
+    matrix = products.Packed(torch.empty(1, rows // 128, 2, 2, 8192, device="meta"), torch.empty(1), rows, 256)
+    tokens = panels.Panels(torch.empty(0), torch.empty(0), num_tokens, num_tokens)
+    assert products.form_for(matrix, tokens, None).name == form
+
+
+@pytest.mark.parametrize(("num_pairs", "form"), [(6, "few"), (288, "few"), (289, "many")])
+def test_experts_take_the_form_for_their_pairs(num_pairs, form, monkeypatch):
+    monkeypatch.setattr(products, "num_multiprocessors", lambda device: 132)
+    matrix = products.Packed(torch.empty(6, 36, 2, 2, 4352, device="meta"), torch.empty(1), 4608, 256)
+    places = panels.Places(torch.empty(num_pairs), torch.empty(6), torch.empty(6), num_pairs + 56)
+    tokens = panels.Panels(torch.empty(0), torch.empty(0), places.size, num_pairs)
+    assert products.form_for(matrix, tokens, places).name == form
 
 
 def test_tokens_lie_in_panels():

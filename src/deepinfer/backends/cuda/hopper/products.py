@@ -40,8 +40,9 @@ class Form(NamedTuple):
 
 MOST = Form("most", SOURCE, 256, TOKEN_TILE, 384, 2)
 MANY = Form("many", SOURCE, 256, 128, 384, 2)
-FEW = Form("few", FEW_SOURCE, 128, 64, 384, 2)
-FORMS = (MOST, MANY, FEW)
+FEW = Form("few", FEW_SOURCE, 256, 64, 640, 1)
+FEWEST = Form("fewest", FEW_SOURCE, 64, 64, 256, 1)
+FORMS = (MOST, MANY, FEW, FEWEST)
 SHARED_BYTES = 222 * 1024
 
 
@@ -87,9 +88,9 @@ def pack_e4m3(codes: Tensor, scale: Tensor) -> Packed:
     """codes [rows, width] e4m3 and the scale of each row."""
     num_rows, width = codes.shape
     codes = F.pad(codes.view(torch.uint8), (0, -width % WIDTH_TILE, 0, -num_rows % ROW_TILE))
-    # Rows: tile, group, warp, half, line; columns: step, part, half of a part, four, byte.
-    parts = codes.view(-1, 2, 4, 2, 8, codes.shape[1] // STEP, 4, 2, 4, 4)
-    chunks = parts.permute(0, 5, 1, 6, 2, 4, 8, 7, 3, 9).reshape(1, len(codes) // 128, -1, 2, E4M3_CHUNK)
+    # Rows: tile, group, eight, line; columns: step, sixteen, byte.
+    parts = codes.view(-1, 2, 8, 8, codes.shape[1] // STEP, 8, 16)
+    chunks = parts.permute(0, 4, 1, 5, 2, 3, 6).reshape(1, len(codes) // 128, -1, 2, E4M3_CHUNK)
     return Packed(chunks, F.pad(scale, (0, -num_rows % ROW_TILE))[None], num_rows, width)
 
 
@@ -129,7 +130,7 @@ def products(panels: Panels, matrix: Packed, places: Places | None = None) -> Te
     if not num_tokens:
         return out
     blocks, form = num_multiprocessors(device), form_for(matrix, panels, places)
-    if places and form is not FEW:
+    if places:
         matrix = for_pairs(matrix, len(places.of_pairs) / num_experts)
     kernel = kernel_for(matrix.chunks.shape[-1], form, device)
     assert kernel is not None, "matrices are packed only where the kernel is"
@@ -160,11 +161,13 @@ def widened(chunks: Tensor) -> Tensor:
 
 
 def form_for(matrix: Packed, panels: Panels, places: Places | None) -> Form:
-    """The fastest form; results are the same."""
+    """The fastest form; results are the same. Experts get unequal numbers of pairs, so few are fewer of them."""
     blocks = num_multiprocessors(matrix.chunks.device)
     if 4 * num_tiles(MANY, matrix, panels, places) <= blocks:
-        return FEW
+        return FEWEST
     pairs = len(places.of_pairs) if places else panels.num_tokens
+    if 4 * pairs <= 3 * FEW.tokens * len(matrix.chunks) if places else pairs <= FEW.tokens:
+        return FEW
     return MOST if pairs // MOST.tokens * -(-matrix.num_rows // MOST.rows) >= blocks else MANY
 
 

@@ -1,165 +1,191 @@
-// Products as in `products.cu`, of so few tokens and rows that their tiles would leave most of the device idle.
+// Products as in `products.cu`, of so few tokens that a step of 128 columns waits more than it works.
 //
-// A block takes 64 rows of a tile and up to 64 tokens, of which each of two blocks brings half to both. It goes two steps
-// at a time: a unit. Two groups take units in turn, so the products of one run while the other's codes come to registers.
-// Sums go from group to group through shared memory, and each adds its own parts when its turn comes: in the order of the
-// steps, as everywhere. Rows are on their way before the kernel that makes the tokens has ended; where tokens lie, one
-// before that kernel wrote.
+// A block has one group, or four of which each takes 64 rows of the tile, and up to 64 tokens. Of a group two steps are
+// under way: while the products of one run, the codes of the next come to registers and its products queue behind. Rows
+// are on their way before the kernel that makes the tokens has ended; where tokens lie, one before that kernel wrote.
 
 #include "products.cuh"
 
-constexpr int GROUPS = 2, CLUSTER = 2, TOKENS = 64, BRINGERS = 4, THREADS = GROUPS * GROUP + BRINGERS * 32;
+constexpr int TOKENS = 64;
 
-template <class FORMAT> struct Shared {
+// Steps in the order in which they pass the stages.
+struct Turn {
+    int stage, parity;
+};
+
+template <class FORMAT, int OF> struct Shared {
     typedef FORMAT Format;
-    static constexpr int UNITS = 172 * 1024 / (2 * (TOKENS * STEP + Format::CHUNK));
+    static constexpr int GROUPS = OF, STAGES = 176 * 1024 / (TOKENS * STEP + GROUPS * Format::CHUNK);
 
-    u8 tokens[UNITS][2][TOKENS * STEP];
-    u8 matrix[UNITS][2][Format::CHUNK];
-    float4 sums[TOKENS / 8][GROUP];  // of a thread's rows and tokens, whatever its group
+    u8 tokens[STAGES][TOKENS * STEP];
+    u8 matrix[STAGES][GROUPS][Format::CHUNK];
     u8 out[GROUPS][TOKENS * OUT_STRIDE];
     float factors[GROUPS][TOKENS];
-    u64 full[UNITS], empty[UNITS];
+    u64 full[STAGES], empty[STAGES];
     Tiles tiles;
-};
 
-// The tile of this number, and this block's rows of it.
-template <class Own> __device__ inline Tile find(const Own &own, const Arguments &given, int number, int stretches) {
-    Tile tile = own.tiles.find(given, number, stretches, TOKENS);
-    tile.rows = tile.rows * CLUSTER + rank_in_cluster();
-    return tile;
-}
-
-// ---- units on their way to shared memory
-
-// The units of a block's tiles, one after the other.
-struct Walk {
-    int number, left = 0, bytes;  // next tile; units of this one that are left; of a step's tokens
-    const u8 *matrix, *x;
-
-    __device__ explicit Walk(int number) : number(number) {}
-
-    // Comes to the next unit; false after the last.
-    template <class Own> __device__ bool next(const Own &own, const Arguments &given, int stretches, int tiles) {
-        constexpr int CHUNK = Own::Format::CHUNK;
-        if (left > 0) {
-            --left, matrix += 4 * CHUNK, x += 2 * given.place_stride * STEP;
-            return true;
-        }
-        if (number >= tiles) return false;
-        Tile tile = find(own, given, number, stretches);
-        number += gridDim.x / CLUSTER, left = given.steps / 2 - 1, bytes = padded(tile.count) * STEP;
-        matrix = chunks_of<CHUNK>(given, tile.expert, tile.rows), x = given.x + (i64)tile.first * STEP;
-        return true;
+    __device__ void advance(Turn &turn) const {
+        if (++turn.stage == STAGES) turn = {0, turn.parity ^ 1};
     }
 };
 
-// Copies of a unit are two of rows, then two of tokens; each warp that brings takes every BRINGERS-th.
-template <class Own> __device__ inline void bring_rows(Own &own, const Walk &walk, int place, int warp) {
-    constexpr int CHUNK = Own::Format::CHUNK;
-    u32 full = shared(own.full + place);
-    if (warp == 0) expect(full, 2 * (walk.bytes + CHUNK));
-#pragma unroll 1
-    for (int step = warp; step < 2; step += BRINGERS)
-        copy(shared(own.matrix[place][step]), walk.matrix + step * 2 * CHUNK, CHUNK, full);
-}
+// ---- steps on their way to shared memory
 
-template <class Own>
-__device__ inline void bring(Own &own, const Arguments &given, int stretches, int tiles, int warp) {
-    Walk early(blockIdx.x / CLUSTER), walk(blockIdx.x / CLUSTER);
-    int ahead = 0;
-    while (ahead < Own::UNITS && early.next(own, given, stretches, tiles)) bring_rows(own, early, ahead++, warp);
-    begin();
-    for (int unit = 0; walk.next(own, given, stretches, tiles); ++unit) {
-        int place = unit % Own::UNITS;
-        if (unit >= ahead) {
-            wait(shared(own.empty + place), unit / Own::UNITS & 1 ^ 1);
-            bring_rows(own, walk, place, warp);
-        }
-        int share = walk.bytes / CLUSTER, skipped = rank_in_cluster() * share;
-#pragma unroll 1
-        for (int step = (warp + 2) % BRINGERS; step < 2; step += BRINGERS) {
-            const u8 *x = walk.x + step * given.place_stride * STEP + skipped;
-            copy_to_all<CLUSTER>(shared(own.tokens[place][step]) + skipped, x, share, shared(own.full + place));
-        }
-    }
-}
-
-// ---- sums in turn. Named barriers 1 to GROUPS are those of `meet_group`.
-
-__device__ inline void take_turn(int group) { asm volatile("bar.sync %0, 256;" ::"r"(GROUPS + 1 + group) : "memory"); }
-
-__device__ inline void pass_turn(int group) {
-    asm volatile("bar.arrive %0, 256;" ::"r"(GROUPS + 1 + (group + 1) % GROUPS) : "memory");
-}
-
-// A group's units of a tile, from `at` on; `before`: units of the block's tiles before it; goes_on: this is not the last.
-template <int SIZE, class Own>
-__device__ inline void take(Own &own, const Arguments &given, const Tile &tile, int at, int before, bool goes_on) {
-    int group = threadIdx.x / GROUP, thread = threadIdx.x % GROUP, units = given.steps / 2, row = tile.rows * ROWS;
-    float first[SIZE] = {}, second[SIZE] = {};
-    if (threadIdx.x < 2) prefetch(scale_of(given, tile, row) + threadIdx.x * 32);
-    for (; at < units; at += GROUPS) {
-        int unit = before + at, place = unit % Own::UNITS;
-        bool is_last = at + 1 == units;
-        Left left, next;
-        wait(shared(own.full + place), unit / Own::UNITS & 1);
-        read<typename Own::Format>(own.matrix[place][0], left);
-        start(shared(own.tokens[place][0]), left, first);
-        read<typename Own::Format>(own.matrix[place][1], next);
-        start(shared(own.tokens[place][1]), next, second);
-        products_wait();
-        cluster_arrive<CLUSTER>(shared(own.empty + place));
-        if (unit > 0) take_turn(group);
+// Every second step of a block's tiles, one after the other: rows by one warp, which needs not wait for the kernel before,
+// and tokens by another.
+template <bool ROWS_NOT_TOKENS, class Own>
+__device__ inline void bring(Own &own, const Arguments &given, int stretches, int tiles, int odd) {
+    constexpr int CHUNK = Own::Format::CHUNK, SIDE_BY_SIDE = Own::GROUPS > 1 ? 2 : 1;
+    int stage = odd, parity = 1;
+    for (int number = blockIdx.x; number < tiles; number += gridDim.x) {
+        Tile tile = own.tiles.find(given, number, stretches, TOKENS);
+        int bytes = padded(tile.count) * STEP;
+        const u8 *matrix = chunks_of<CHUNK>(given, tile.expert, tile.rows * Own::GROUPS);
+        const u8 *x = given.x + (i64)tile.first * STEP;
+        for (int step = odd; step < given.steps; step += 2) {
+            u32 full = shared(own.full + stage);
+            wait(shared(own.empty + stage), parity);
+            if (ROWS_NOT_TOKENS) {
+                expect(full, bytes + Own::GROUPS * CHUNK);
 #pragma unroll
-        for (int i = 0; i < SIZE; i += 4) {
-            float4 sums = at > 0 ? own.sums[i / 4][thread] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-            first[i] = sums.x + first[i] + second[i], first[i + 1] = sums.y + first[i + 1] + second[i + 1];
-            first[i + 2] = sums.z + first[i + 2] + second[i + 2], first[i + 3] = sums.w + first[i + 3] + second[i + 3];
-            if (!is_last) own.sums[i / 4][thread] = make_float4(first[i], first[i + 1], first[i + 2], first[i + 3]);
+                for (int group = 0; group < Own::GROUPS; group += 2)
+                    copy(shared(own.matrix[stage][group]), matrix + (group * given.steps + step * 2) * CHUNK,
+                         SIDE_BY_SIDE * CHUNK, full);
+            } else copy(shared(own.tokens[stage]), x + step * given.place_stride * STEP, bytes, full);
+            if ((stage += 2) >= Own::STAGES) stage -= Own::STAGES, parity ^= 1;
         }
-        if (!is_last || goes_on) pass_turn(group);
-        if (is_last) send_out(given, tile, row, scales_of(given, tile, row), first, own.out[group], own.factors[group]);
     }
+}
+
+// ---- left operands: e2m1 widened in registers, e4m3 where it lies
+
+__device__ inline void multiply(float (&d)[8], u64 a, u64 b, bool adds) {
+    asm volatile(MULTIPLY("m64n16k32", SUMS8, "%8", "%9", "%10") : ACC8(d, 0) : "l"(a), "l"(b), "r"((int)adds));
+}
+
+__device__ inline void multiply(float (&d)[16], u64 a, u64 b, bool adds) {
+    asm volatile(MULTIPLY("m64n32k32", SUMS16, "%16", "%17", "%18")
+                 : ACC8(d, 0), ACC8(d, 8) : "l"(a), "l"(b), "r"((int)adds));
+}
+
+__device__ inline void multiply(float (&d)[32], u64 a, u64 b, bool adds) {
+    asm volatile(MULTIPLY("m64n64k32", SUMS32, "%32", "%33", "%34") : ACC32(d, 0) : "l"(a), "l"(b), "r"((int)adds));
+}
+
+template <class FORMAT> struct Rows;
+
+template <> struct Rows<E2m1> {
+    Left left;
+
+    __device__ void read(const u8 *chunk) { ::read<E2m1>(chunk, left); }
+    template <int SIZE> __device__ void start(u32 tokens, float (&part)[SIZE]) const { ::start(tokens, left, part); }
+};
+
+template <> struct Rows<E4m3> {
+    u32 at;
+
+    __device__ void read(const u8 *chunk) { at = shared(chunk); }
+
+    template <int SIZE> __device__ void start(u32 tokens, float (&part)[SIZE]) const {
+        u64 rows = at >> 4 | u64(E4m3::SIXTEEN >> 4) << 16 | u64(128 >> 4) << 32, right = matrix(tokens, 16);
+        products_begin();
+#pragma unroll
+        for (int part32 = 0; part32 < 4; ++part32)
+            multiply(part, further(rows, part32 * 2 * E4m3::SIXTEEN), further(right, part32 * 32), part32 > 0);
+        products_commit();
+    }
+};
+
+// ---- products
+
+// A step's left operand of a group's rows, when it is there.
+template <class Own> __device__ inline void read(Own &own, const Turn &turn, Rows<typename Own::Format> &rows) {
+    wait(shared(own.full + turn.stage), turn.parity);
+    rows.read(own.matrix[turn.stage][Own::GROUPS > 1 ? threadIdx.x / GROUP : 0]);
+}
+
+// Adds a step's sums, and tells those who bring steps that its stage may be filled again.
+template <class Own, int SIZE>
+__device__ inline void add(Own &own, int stage, const float (&part)[SIZE], float (&sums)[SIZE]) {
+    warp_arrive(shared(own.empty + stage));
+#pragma unroll
+    for (int i = 0; i < SIZE; ++i) sums[i] += part[i];
+}
+
+// Two steps of which the first one's left operand is read, and that of the step behind them. Where a block has one group,
+// the products of both are under way at once.
+template <bool IS_LAST, int SIZE, class Own>
+__device__ inline void take_two(Own &own, Turn &turn, Rows<typename Own::Format> (&rows)[2], float (&sums)[SIZE]) {
+    constexpr bool BOTH = Own::GROUPS == 1;
+    float part[1 + BOTH][SIZE];
+    int stage = turn.stage;
+    rows[0].start(shared(own.tokens[stage]), part[0]);
+    own.advance(turn);
+    read(own, turn, rows[1]);
+    if (!BOTH) products_wait(), add(own, stage, part[0], sums);
+    rows[1].start(shared(own.tokens[turn.stage]), part[BOTH]);
+    if (BOTH) products_wait<1>(), add(own, stage, part[0], sums);
+    stage = turn.stage;
+    own.advance(turn);
+    if (!IS_LAST) read(own, turn, rows[0]);
+    products_wait();
+    add(own, stage, part[BOTH], sums);
+}
+
+// A group's rows of a tile.
+template <int SIZE, class Own>
+__device__ inline void take(Own &own, const Arguments &given, const Tile &tile, Turn &turn) {
+    int group = threadIdx.x / GROUP, row = (tile.rows * Own::GROUPS + group) * ROWS;
+    Scales scales = scales_of(given, tile, row);
+    float sums[SIZE] = {};
+    Rows<typename Own::Format> rows[2];
+    read(own, turn, rows[0]);
+    for (int at = 2; at < given.steps; at += 2) take_two<false>(own, turn, rows, sums);
+    take_two<true>(own, turn, rows, sums);
+    send_out(given, tile, row, scales, sums, own.out[group], own.factors[group]);
 }
 
 template <class Own> __device__ inline void products(const Arguments &given) {
     extern __shared__ __align__(1024) u8 memory[];
     Own &own = *(Own *)memory;
     if (threadIdx.x == 0) {
-        for (int place = 0; place < own.UNITS; ++place) {
-            init(shared(own.full + place), 1);
-            init(shared(own.empty + place), 4 * CLUSTER);
+        for (int stage = 0; stage < own.STAGES; ++stage) {
+            init(shared(own.full + stage), 1);
+            init(shared(own.empty + stage), Own::GROUPS * 4);
         }
         publish();
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     if (threadIdx.x < 32) own.tiles.count(given, TOKENS);
-    meet();
-    constexpr int TILE = CLUSTER * ROWS;
-    int stretches = (given.num_rows + TILE - 1) / TILE, units = given.steps / 2, group = threadIdx.x / GROUP;
-    int tiles = own.tiles.total * stretches, apart = gridDim.x / CLUSTER;
-    if (group == GROUPS) {
-        if (threadIdx.x % 32 == 0) bring(own, given, stretches, tiles, threadIdx.x / 32 - GROUPS * 4);
-    } else {
-        begin();
-        int before = 0;
-        for (int number = blockIdx.x / CLUSTER; number < tiles; number += apart, before += units) {
-            Tile tile = find(own, given, number, stretches);
-            int tokens = padded(tile.count), at = (group + (GROUPS - 1) * before) % GROUPS;
-            bool goes_on = number + apart < tiles;
-            if (tokens == 64) take<32>(own, given, tile, at, before, goes_on);
-            else if (tokens == 32) take<16>(own, given, tile, at, before, goes_on);
-            else take<8>(own, given, tile, at, before, goes_on);
-        }
+    __syncthreads();
+    constexpr int TILE = Own::GROUPS * ROWS;
+    int stretches = (given.num_rows + TILE - 1) / TILE, tiles = own.tiles.total * stretches;
+    if (threadIdx.x >= Own::GROUPS * GROUP) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
+        int warp = threadIdx.x / 32 % 4;
+        if (threadIdx.x % 32 > 0) return;
+        if (warp > 1) begin();
+        if (warp > 1) bring<false>(own, given, stretches, tiles, warp - 2);
+        else bring<true>(own, given, stretches, tiles, warp);
+        return;
     }
-    meet();
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Own::GROUPS > 1 ? 112 : 192));
+    begin();
+    Turn turn = {0, 0};
+    for (int number = blockIdx.x; number < tiles; number += gridDim.x) {
+        Tile tile = own.tiles.find(given, number, stretches, TOKENS);
+        int tokens = padded(tile.count);
+        if (tokens == 64) take<32>(own, given, tile, turn);
+        else if (tokens == 32) take<16>(own, given, tile, turn);
+        else take<8>(own, given, tile, turn);
+    }
 }
 
-extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1) few_e4m3(const Arguments given) {
-    products<Shared<E4m3>>(given);
-}
+#define KERNEL(name, format, groups) \
+    extern "C" __global__ void __launch_bounds__(groups * GROUP + GROUP, 1) name(const Arguments given) { \
+        products<Shared<format, groups>>(given); \
+    }
 
-extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1) few_e2m1(const Arguments given) {
-    products<Shared<E2m1>>(given);
-}
+KERNEL(few_e4m3, E4m3, 4)
+KERNEL(few_e2m1, E2m1, 4)
+KERNEL(fewest_e4m3, E4m3, 1)
+KERNEL(fewest_e2m1, E2m1, 1)

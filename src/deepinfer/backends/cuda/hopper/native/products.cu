@@ -246,12 +246,15 @@ extern "C" __global__ void __launch_bounds__(GROUP) widen(const Widening given) 
     __shared__ __align__(16) u8 chunk[E2m1::CHUNK];
     begin();
     const u8 *from = given.from + (i64)blockIdx.x * E2m1::CHUNK;
-    u8 *to = given.to + (i64)blockIdx.x * E4m3::CHUNK + threadIdx.x * 16;
+    u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    u8 *to = given.to + (i64)blockIdx.x * E4m3::CHUNK + warp * 256 + lane * 4;
     for (int at = threadIdx.x * 16; at < E2m1::CHUNK; at += GROUP * 16) store(shared(chunk + at), fetch(from + at));
     __syncthreads();
     Left left;
     E2m1::read(shared(chunk), left);
 #pragma unroll
     for (int part = 0; part < 4; ++part)
-        *(Four *)(to + part * 2048) = {left[part][0], left[part][1], left[part][2], left[part][3]};
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            *(u32 *)(to + (part * 2 + i / 2) * E4m3::SIXTEEN + i % 2 * 128) = left[part][i];
 }

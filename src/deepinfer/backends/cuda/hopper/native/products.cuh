@@ -30,16 +30,18 @@ __device__ inline i64 padded_rows(const Arguments &given) { return (given.num_ro
 
 typedef u32 Left[4][4];
 
+// Of each 16 columns the rows one after the other, 16 bytes each: so the matrix unit can also read them where they lie.
 struct E4m3 {
-    static constexpr int CHUNK = 8192;  // bytes
+    static constexpr int CHUNK = 8192, SIXTEEN = 1024;  // bytes; of 16 columns
     static constexpr bool WIDENS = false;
 
     static __device__ inline void read(u32 at, Left &left) {
+        u32 thread = threadIdx.x % GROUP, lane = at + thread / 32 * 256 + thread % 16 * 16 + thread % 32 / 16 * SIXTEEN;
 #pragma unroll
-        for (int part = 0; part < 4; ++part) {
-            Four v = load(at + part * 2048 + threadIdx.x % GROUP * 16);
-            left[part][0] = v.a, left[part][1] = v.b, left[part][2] = v.c, left[part][3] = v.d;
-        }
+        for (int part = 0; part < 4; ++part)
+            asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                         : "=r"(left[part][0]), "=r"(left[part][1]), "=r"(left[part][2]), "=r"(left[part][3])
+                         : "r"(lane + part * 2 * SIXTEEN));
     }
 };
 
@@ -50,8 +52,9 @@ struct E2m1 {
     // Eight codes -> eight e4m3, looked up among eight magnitudes that are moved up by the exponent, but zero.
     static __device__ inline void widen(u32 word, u32 shift, u32 &first, u32 &second) {
         u32 low = 0x14100800 + shift * 0x01010100, high = 0x24201C18 + shift * 0x01010101, sizes = word & 0x77777777;
-        first = __byte_perm(low, high, sizes) | (word & 0x80808080);
-        second = __byte_perm(low, high, sizes >> 16) | (word << 4 & 0x80808080);
+        asm("prmt.b32 %0, %1, %2, %3;" : "=r"(first) : "r"(low), "r"(high), "r"(sizes));  // __byte_perm masks again
+        asm("prmt.b32 %0, %1, %2, %3;" : "=r"(second) : "r"(low), "r"(high), "r"(sizes >> 16));
+        first |= word & 0x80808080, second |= word << 4 & 0x80808080;
     }
 
     static __device__ inline void read(u32 at, Left &left) {
@@ -155,12 +158,17 @@ __device__ inline void multiply(float (&d)[64], const u32 (&a)[4], u64 b, bool a
                  : ACC32(d, 0), ACC32(d, 32) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)adds));
 }
 
+// The matrix that lies some bytes behind this one: one addition, where describing it anew takes the uniform unit four.
+__device__ inline u64 further(u64 matrix, u32 bytes) {
+    return (matrix & 0xFFFFFFFF00000000) | (u32)((u32)matrix + (bytes >> 4));
+}
+
 // Starts the products of a step's tokens, in shared memory, with a left operand; `part` gets their sums.
 template <int SIZE> __device__ inline void start(u32 tokens, const Left &left, float (&part)[SIZE]) {
+    u64 right = matrix(tokens, 16);
     products_begin();
 #pragma unroll
-    for (int columns = 0; columns < 4; ++columns)
-        multiply(part, left[columns], matrix(tokens + columns * 32, 16), columns > 0);
+    for (int columns = 0; columns < 4; ++columns) multiply(part, left[columns], further(right, columns * 32), columns > 0);
     products_commit();
 }
 
