@@ -181,4 +181,4 @@ def test_every_source_compiles_for_hopper_with_its_matrix_instructions_in_parall
     done = subprocess.run([*command, "-o", str(tmp_path / "made"), str(file)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "serialized" not in done.stderr  # ptxas found too few registers to keep products in flight
-    assert max(map(int, re.findall(r"(\d+) bytes spill stores", done.stderr))) <= 256
+    assert max(map(int, re.findall(r"(\d+) bytes spill stores", done.stderr))) <= 320

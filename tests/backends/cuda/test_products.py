@@ -172,7 +172,7 @@ def test_products_of_experts_have_the_bits_of_triton(form, num_tokens, monkeypat
 
 @pytest.mark.parametrize(
     ("has_copy", "num_pairs", "chosen"),
-    [(True, 128, "packed"), (True, 129, "copy"), (True, 4096, "copy"), (False, 2048, "packed"), (False, 2049, "made")],
+    [(True, 128, "packed"), (True, 129, "copy"), (True, 4096, "copy"), (False, 4096, "packed"), (False, 4097, "made")],
 )
 def test_experts_with_many_pairs_are_multiplied_as_e4m3(has_copy, num_pairs, chosen, monkeypatch):
     monkeypatch.setattr(products, "widened", lambda chunks: made)
