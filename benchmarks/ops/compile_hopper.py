@@ -28,7 +28,7 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from deepinfer.backends.cuda import native
-from deepinfer.backends.cuda.hopper import attention, grouped, hyper, index_scores, matrices, moe, products, selection
+from deepinfer.backends.cuda.hopper import attention, hyper, index_scores, matrices, moe, products, selection
 from deepinfer.ops.table import Ops
 from deepinfer.ops.weights import DraftWeights, HeadWeights, NgramSpec
 
@@ -159,7 +159,6 @@ def compile_native() -> None:
     sources = [(attention.WIDE_SOURCE, attention.WIDE_SHARED_BYTES), (attention.PLACES_SOURCE, 0)]
     sources += [(index_scores.NATIVE, 0), (selection.NATIVE, 0)]
     sources += [(form.source, products.SHARED_BYTES) for form in (products.MANY, products.FEW)]
-    sources += [(grouped.SOURCE, grouped.SHARED_BYTES)]
     sources += [(hyper.NATIVE, hyper.NATIVE_SHARED_BYTES)]
     for source, dynamic in sources:
         try:

@@ -1,7 +1,8 @@
 """FP8 products on the matrix unit, by CUDA C++ (`native/*products.cu`): packed matrices, and the launch.
 
-A matrix is packed once: e4m3 or e2m1 codes in the order in which the matrix unit's registers want them, in chunks of 64
-rows and 128 columns that a bulk copy can bring. Results have the bits of Triton's products (`linear.py`, `experts.py`).
+A matrix is packed once, in chunks of 64 rows and 128 columns that a bulk copy can bring: e2m1 codes in the order in
+which the matrix unit's registers want them, e4m3 ones as it reads them from shared memory too. Results have the bits
+of Triton's products (`linear.py`, `experts.py`).
 """
 
 from __future__ import annotations

@@ -10,7 +10,6 @@ import triton.language as tl
 from torch import Tensor
 
 from deepinfer.backends.cuda.hopper.begin import begin
-from deepinfer.backends.cuda.hopper.grouped import MAX_TOKENS, Grouped, grouped_products, pack_grouped
 from deepinfer.backends.cuda.hopper.linear import grouped_matmul, linear
 from deepinfer.backends.cuda.hopper.matrices import Matrix, prepare_matrix
 from deepinfer.backends.cuda.hopper.norm import Norm, prepare_norm, rms_norm
@@ -28,10 +27,7 @@ from deepinfer.ops.weights import AttentionWeights
 
 @dataclass(frozen=True)
 class Attention:
-    """Attention of one layer; wo_a [groups, out_rank, h * D / groups] bf16, sink [h] float32.
-
-    few_wo_a: the same as stored, for few tokens, where there is a kernel for it.
-    """
+    """Attention of one layer; wo_a [groups, out_rank, h * D / groups] bf16, sink [h] float32."""
 
     down: Matrix  # wq_a above wkv, [q_rank + D, H]
     q_norm: Norm
@@ -39,7 +35,6 @@ class Attention:
     kv_norm: Norm
     sink: Tensor
     wo_a: Tensor
-    few_wo_a: Grouped | None
     wo_b: Matrix
     frequencies: Tensor
     num_heads: int
@@ -60,7 +55,6 @@ def prepare_attention(attention: AttentionWeights) -> Attention:
         kv_norm=prepare_norm(attention.kv_norm),
         sink=attention.sink.value.float().contiguous(),
         wo_a=wo_a.unflatten(0, (attention.num_groups, -1)),
-        few_wo_a=pack_grouped(attention.wo_a, attention.num_groups),
         wo_b=prepare_matrix(attention.wo_b),
         frequencies=rope_frequencies(attention.rope, wo_a.device),
         num_heads=attention.num_heads,
@@ -141,6 +135,4 @@ def _split_down(x: Tensor, positions: Tensor, attention: Attention) -> tuple[Ten
 def project_out(attended: Tensor, attention: Attention) -> Tensor:
     """wo_a per group of heads, then wo_b: [T, h, D] bf16 -> [T, H] bf16."""
     expect("attended", attended, (None, attention.num_heads, attention.dim), torch.bfloat16)
-    x, few = attended.flatten(1), attention.few_wo_a
-    low_rank = grouped_products(x, few) if few and len(x) <= MAX_TOKENS else grouped_matmul(x, attention.wo_a)
-    return linear(low_rank, attention.wo_b)
+    return linear(grouped_matmul(attended.flatten(1), attention.wo_a), attention.wo_b)

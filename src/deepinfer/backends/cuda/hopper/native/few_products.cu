@@ -1,8 +1,9 @@
 // Products as in `products.cu`, of so few tokens that a step of 128 columns waits more than it works.
 //
-// A block has one group, or four of which each takes 64 rows of the tile, and up to 64 tokens. Of a group two steps are
-// under way: while the products of one run, the codes of the next come to registers and its products queue behind. Rows
-// are on their way before the kernel that makes the tokens has ended; where tokens lie, one before that kernel wrote.
+// A block has one group, or four of which each takes 64 rows of the tile, and up to 64 tokens. While the products of a
+// step run, the next e2m1 codes come to registers; e4m3 ones are read where they lie. Of one group, products of two
+// steps queue. Rows are on their way before the kernel that makes the tokens has ended; where tokens lie, one before
+// that kernel wrote.
 
 #include "products.cuh"
 
@@ -31,8 +32,8 @@ template <class FORMAT, int OF> struct Shared {
 
 // ---- steps on their way to shared memory
 
-// Every second step of a block's tiles, one after the other: rows by one warp, which needs not wait for the kernel before,
-// and tokens by another.
+// Every second step of a block's tiles, one after the other: rows by one warp, which need not wait for the kernel
+// before, and tokens by another.
 template <bool ROWS_NOT_TOKENS, class Own>
 __device__ inline void bring(Own &own, const Arguments &given, int stretches, int tiles, int odd) {
     constexpr int CHUNK = Own::Format::CHUNK, SIDE_BY_SIDE = Own::GROUPS > 1 ? 2 : 1;
@@ -72,16 +73,16 @@ __device__ inline void multiply(float (&d)[32], u64 a, u64 b, bool adds) {
     asm volatile(MULTIPLY("m64n64k32", SUMS32, "%32", "%33", "%34") : ACC32(d, 0) : "l"(a), "l"(b), "r"((int)adds));
 }
 
-template <class FORMAT> struct Rows;
+template <class FORMAT> struct Operand;
 
-template <> struct Rows<E2m1> {
+template <> struct Operand<E2m1> {
     Left left;
 
     __device__ void read(const u8 *chunk) { ::read<E2m1>(chunk, left); }
     template <int SIZE> __device__ void start(u32 tokens, float (&part)[SIZE]) const { ::start(tokens, left, part); }
 };
 
-template <> struct Rows<E4m3> {
+template <> struct Operand<E4m3> {
     u32 at;
 
     __device__ void read(const u8 *chunk) { at = shared(chunk); }
@@ -90,8 +91,8 @@ template <> struct Rows<E4m3> {
         u64 rows = at >> 4 | u64(E4m3::SIXTEEN >> 4) << 16 | u64(128 >> 4) << 32, right = matrix(tokens, 16);
         products_begin();
 #pragma unroll
-        for (int part32 = 0; part32 < 4; ++part32)
-            multiply(part, further(rows, part32 * 2 * E4m3::SIXTEEN), further(right, part32 * 32), part32 > 0);
+        for (int columns = 0; columns < 4; ++columns)
+            multiply(part, further(rows, columns * 2 * E4m3::SIXTEEN), further(right, columns * 32), columns > 0);
         products_commit();
     }
 };
@@ -99,7 +100,7 @@ template <> struct Rows<E4m3> {
 // ---- products
 
 // A step's left operand of a group's rows, when it is there.
-template <class Own> __device__ inline void read(Own &own, const Turn &turn, Rows<typename Own::Format> &rows) {
+template <class Own> __device__ inline void read(Own &own, const Turn &turn, Operand<typename Own::Format> &rows) {
     wait(shared(own.full + turn.stage), turn.parity);
     rows.read(own.matrix[turn.stage][Own::GROUPS > 1 ? threadIdx.x / GROUP : 0]);
 }
@@ -112,10 +113,10 @@ __device__ inline void add(Own &own, int stage, const float (&part)[SIZE], float
     for (int i = 0; i < SIZE; ++i) sums[i] += part[i];
 }
 
-// Two steps of which the first one's left operand is read, and that of the step behind them. Where a block has one group,
-// the products of both are under way at once.
+// Two steps of which the first one's left operand is read, and that of the step behind them. Where a block has one
+// group, the products of both are under way at once.
 template <bool IS_LAST, int SIZE, class Own>
-__device__ inline void take_two(Own &own, Turn &turn, Rows<typename Own::Format> (&rows)[2], float (&sums)[SIZE]) {
+__device__ inline void take_two(Own &own, Turn &turn, Operand<typename Own::Format> (&rows)[2], float (&sums)[SIZE]) {
     constexpr bool BOTH = Own::GROUPS == 1;
     float part[1 + BOTH][SIZE];
     int stage = turn.stage;
@@ -138,7 +139,7 @@ __device__ inline void take(Own &own, const Arguments &given, const Tile &tile, 
     int group = threadIdx.x / GROUP, row = (tile.rows * Own::GROUPS + group) * ROWS;
     Scales scales = scales_of(given, tile, row);
     float sums[SIZE] = {};
-    Rows<typename Own::Format> rows[2];
+    Operand<typename Own::Format> rows[2];
     read(own, turn, rows[0]);
     for (int at = 2; at < given.steps; at += 2) take_two<false>(own, turn, rows, sums);
     take_two<true>(own, turn, rows, sums);
