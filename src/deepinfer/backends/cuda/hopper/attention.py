@@ -35,8 +35,9 @@ SHARE_KEYS = 64  # of one tile, as in the released softmax
 VALUE_KEYS = 32
 SHARE_WARPS = 8
 PLACES_SOURCE = Path(__file__).parent / "native" / "places.cu"
+PLACES_THREADS = 128 + 64  # as in its source
 WIDE_SOURCE = Path(__file__).parent / "native" / "attention.cu"
-WIDE_DIM, WIDE_HEADS, WIDE_TURNS, WIDE_THREADS, WIDE_SHARED_BYTES = 512, 64, 64, 512, 221520  # as in its source
+WIDE_DIM, WIDE_HEADS, WIDE_TURNS, WIDE_THREADS, WIDE_SHARED_BYTES = 512, 64, 64, 512, 221504  # as in its source
 NARROW = 8  # bytes of codes that a thread takes at once, so that widened ones spread over all banks
 
 
@@ -184,7 +185,7 @@ def wide_kernels(q: Tensor, ring: Tensor, pages: Tensor, pairs: int) -> tuple[Ke
     if q.device.type != "cuda" or not fits or not is_aligned:
         return None
     device = q.device.index or 0
-    places = load(PLACES_SOURCE, "find_places", 128, 0, device)
+    places = load(PLACES_SOURCE, "find_places", PLACES_THREADS, 0, device)
     attention = load(WIDE_SOURCE, "attend", WIDE_THREADS, WIDE_SHARED_BYTES, device)
     return (places, attention) if places and attention else None
 
@@ -227,12 +228,19 @@ def attend(
         groups = heads // WIDE_HEADS
         items = num_tokens * groups
         addresses = torch.empty(num_tokens, num_keys, dtype=torch.int64, device=q.device)
-        kernels[0].launch((num_tokens, 1, 1), (addresses, *places, window, span, window_tile, num_keys))
+        tiles = torch.empty(num_tokens, 2, dtype=torch.int32, device=q.device)
+        turns = torch.empty(num_tokens, num_turns := len(attention.frequencies), 2, device=q.device)
+        kernels[0].launch(
+            (num_tokens, 1, 1),
+            (
+                addresses, tiles, turns, attention.frequencies, *places, window, span, window_tile, num_keys, num_turns,
+            ),
+        )  # fmt: skip
         kernels[1].launch(
             (min(items, num_multiprocessors(q.device)), 1, 1),
             (
-                q, attention.sink, out, attention.frequencies, addresses, batch.positions,
-                groups, items, 2 * len(attention.frequencies), num_keys // SHARE_KEYS, window_tile // SHARE_KEYS,
+                q, attention.sink, out, addresses, tiles, turns,
+                groups, items, 2 * num_turns, num_keys // SHARE_KEYS, window_tile // SHARE_KEYS,
             ),
         )  # fmt: skip
         return out

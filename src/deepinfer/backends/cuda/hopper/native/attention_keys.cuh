@@ -49,40 +49,43 @@ __device__ inline void copy_piece_if(bool copies, u32 to, const u8 *from) {
                  "@copies cp.async.cg.shared.global [%0], [%1], 16;\n}" ::"r"(to), "l"(from), "r"(int(copies)) : "memory");
 }
 
-// Keeps what follows from a number from being computed before, and held in registers in between.
-template <class T>
-__device__ inline void forget(T &x) { asm volatile("" : "+r"(x)); }
-
 // A slot has eight lines, each of one window row, or of entries `row` and `row` + 32. Eight lines meet all banks. A lane
 // brings 16 bytes of every 64 of line lane / 4.
 struct Supply {
+    enum Kind { NONE, WINDOW, ENTRIES };
+
     const Arguments &a;
     const u32 shared, to;         // to: this lane's bytes of the first slot
     const int warp, row, part;
     u32 number;                   // of slots filled so far
-    int item, next_tile;          // whose places come next
-    const u64 *places;
-    u64 first, second;            // of rows `row` and `row` + 32 of the next tile
+    Kind asked, next;             // of the tile whose rows were asked for last; of that whose places are known
+    u64 first, second;            // places of rows `row` and `row` + 32 of the next tile
+    int item, tile_of_item;       // the tile after that
+    int2 tiles, later_tiles;      // of its item, and of the item after that
+    const u64 *places;            // of its item
 
     __device__ Supply(const Arguments &a, u32 shared, int warp, int lane)
         : a(a), shared(shared), to(shared + SLOTS_AT + warp * 2 * SLOT + lane / 4 * PITCH + lane % 4 * 16), warp(warp),
-          row(lane / 4), part(lane % 4), number(0), item(blockIdx.x), next_tile(0) {
+          row(lane / 4), part(lane % 4), number(0), item(blockIdx.x), tile_of_item(0) {
+        tiles = tiles_of(a, item);
         begin_item();
         read_places();
     }
 
     __device__ void begin_item() {
-        const int token = int(a.groups) == 1 ? item : item / int(a.groups);
-        places = a.places + token * a.num_tiles * KEYS + warp * 8 + row;
+        places = a.places + token_of(a, item) * a.num_tiles * KEYS + warp * 8 + row;
+        later_tiles = tiles_of(a, item + gridDim.x);
     }
 
     __device__ void read_places() {
-        asm volatile("ld.global.b64 %0, [%1];" : "=l"(first) : "l"(places));
-        asm volatile("ld.global.b64 %0, [%1];" : "=l"(second) : "l"(places + 32));
-        places += KEYS;
-        if (++next_tile < int(a.num_tiles)) return;
-        next_tile = 0, item = min(item + int(gridDim.x), int(a.items) - 1);
-        begin_item();
+        next = item >= int(a.items) ? NONE : tile_of_item < tiles.x ? WINDOW : ENTRIES;
+        if (next == NONE) return;
+        const u64 *from = places + (next == WINDOW ? tile_of_item : tile_of_item - tiles.x + int(a.window_tiles)) * KEYS;
+        asm volatile("ld.global.b64 %0, [%1];" : "=l"(first) : "l"(from));
+        asm volatile("ld.global.b64 %0, [%1];" : "=l"(second) : "l"(from + 32));
+        if (++tile_of_item < tiles.y) return;
+        tile_of_item = 0, item += gridDim.x, tiles = later_tiles;
+        if (item < int(a.items)) begin_item();
     }
 
     __device__ const u8 *piece(u64 place) const { return reinterpret_cast<const u8 *>(place & ~1ull) + part * 16; }
@@ -97,36 +100,36 @@ struct Supply {
 
     __device__ u32 next_slot() { return to + number++ % 2 * SLOT; }
 
-    // The last 256 columns of eight heads of an item.
-    __device__ void ask_queries(int of, int half) {
-        forget(of);
-        const u32 slot = next_slot();
-        if (of < int(a.items)) {
-            const long head = long(of) * HEADS + half * 32 + warp * 8 + row;
-            const u8 *from = reinterpret_cast<const u8 *>(a.q + head * DIM);
-#pragma unroll
-            for (int i = 0; i < 4; ++i) prefetch(from + part * 32 + 128 * i);
-#pragma unroll
-            for (int i = 0; i < 8; ++i) copy_piece(slot + 64 * i, from + DIM + part * 16 + 64 * i);
+    // The next tile: eight window rows of its first half, or 16 entries.
+    __device__ void ask(u32 tile) {
+        asked = next;
+        if (next == WINDOW) {
+            note_seen(tile);
+            ask_window(first);
+        } else if (next == ENTRIES) {
+            note_seen(tile);
+            ask_entries();
+        } else {
+            ++number, commit();
         }
-        commit();
     }
 
-    // Eight window rows of a half of a tile.
-    __device__ void ask_window(u32 tile, int half) {
-        if (!half) note_seen(tile);
+    // Eight window rows of the other half of a tile.
+    __device__ void ask_rest() {
+        ask_window(second);
+        read_places();
+    }
+
+    __device__ void ask_window(u64 place) {
         const u32 slot = next_slot();
-        const u8 *from = piece(half ? second : first);
+        const u8 *from = piece(place);
 #pragma unroll
         for (int i = 0; i < 8; ++i) copy_piece(slot + 64 * i, from + 64 * i);
         copy_piece_if(part == 0, slot + DIM, from + DIM);
         commit();
-        if (half) read_places();
     }
 
-    // 16 entries of a tile.
-    __device__ void ask_entries(u32 tile) {
-        note_seen(tile);
+    __device__ void ask_entries() {
         const u32 slot = next_slot();
         const u8 *from[2] = {piece(first), piece(second)};
 #pragma unroll
@@ -153,18 +156,6 @@ struct Supply {
 // ---- widening. A lane takes a quarter of the columns of row lane % 8: eight lanes that load or store at once meet all
 // banks. `from`: where its first stretch is packed; `to`: where piece 0 of its first stretch goes, of which others are
 // panels away, or have bits 4 to 6 changed.
-
-__device__ inline void widen_queries(u32 from, u32 to) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i, from += 64) {
-        const Four x[4] = {pairs_of(load(from)), pairs_of(load(from + 16)), pairs_of(load(from + 32)),
-                           pairs_of(load(from + 48))};
-        store(to ^ (64 * i), {x[0].a, x[1].a, x[2].a, x[3].a});
-        store(to ^ (64 * i + 16), {x[0].b, x[1].b, x[2].b, x[3].b});
-        store(to ^ (64 * i + 32), {x[0].c, x[1].c, x[2].c, x[3].c});
-        store(to ^ (64 * i + 48), {x[0].d, x[1].d, x[2].d, x[3].d});
-    }
-}
 
 // Stretches are loaded while those before are widened.
 __device__ inline void widen_window(u32 from, u32 scales_from, u32 to) {
@@ -213,59 +204,34 @@ __device__ inline void widen_entries(u32 from, u32 scales_from, u32 to) {
 
 __device__ inline void widen(const Arguments &a, u32 shared, int thread) {
     const int warp = thread / 32, row = thread % 8, part = thread % 32 / 8;
-    const u32 own = (warp * 8 + row) * 128 + row * 16;  // in the other half of a tile, columns are swizzled alike
-    u32 queries = shared + QUERY_AT + part * PANEL + own;
-    const u32 keys = shared + KEYS_AT + part * 2 * PANEL + own;
+    // In the other half of a tile, columns are swizzled alike.
+    const u32 keys = shared + KEYS_AT + part * 2 * PANEL + (warp * 8 + row) * 128 + row * 16;
     const u32 line = shared + SLOTS_AT + warp * 2 * SLOT + row * PITCH;
-    const int window_tiles = int(a.window_tiles), entry_tiles = int(a.num_tiles) - window_tiles;
     Supply supply(a, shared, warp, thread % 32);
-    u32 tile = 0, items = 0;  // so far
-    supply.ask_queries(blockIdx.x, 0);
+    supply.ask(0);
 #pragma unroll 1
-    for (int item = blockIdx.x; item < int(a.items); item += gridDim.x, ++items) {
-        const int next = item + gridDim.x;
-        forget(queries);
-#pragma unroll 1
-        for (u32 half = 0; half < 2; ++half) {
-            if (half == 0) supply.ask_queries(item, 1);
-            else supply.ask_window(tile, 0);
-            const u32 from = line + supply.ready();
-            if (items) wait(queries_used(shared), (items - 1) & 1);
-            widen_queries(from + part * 128, queries + half * HALF);
-            __syncwarp();
-        }
-        publish();
-        warp_arrive(queries_there(shared));
-#pragma unroll 1
-        for (int left = window_tiles - 1; left >= 0; --left, ++tile) {
-            const u32 buffer = tile & 1, to = keys + buffer * TILE;
+    for (u32 tile = 0; supply.asked != Supply::NONE; ++tile) {
+        const u32 buffer = tile & 1, to = keys + buffer * TILE;
+        if (supply.asked == Supply::WINDOW) {
 #pragma unroll 1
             for (u32 half = 0; half < 2; ++half) {
-                if (half == 0) supply.ask_window(tile, 1);
-                else if (left) supply.ask_window(tile + 1, 0);
-                else if (entry_tiles) supply.ask_entries(tile + 1);
-                else supply.ask_queries(next, 0);
+                if (half == 0) supply.ask_rest();
+                else supply.ask(tile + 1);
                 const u32 from = line + supply.ready();
                 if (tile >= 2) wait(used(shared, buffer, half), (tile / 2 - 1) & 1);
                 widen_window(from + part * 128, from + DIM + part * 4, to + half * HALF);
                 __syncwarp();
             }
-            publish();
-            warp_arrive(widened(shared, buffer));
-        }
-#pragma unroll 1
-        for (int left = entry_tiles - 1; left >= 0; --left, ++tile) {
-            const u32 buffer = tile & 1, to = keys + buffer * TILE;
-            if (left) supply.ask_entries(tile + 1);
-            else supply.ask_queries(next, 0);
+        } else {
+            supply.ask(tile + 1);
             u32 from = line + supply.ready();
 #pragma unroll 1
             for (u32 half = 0; half < 2; ++half, from += ENTRY_ROW) {
                 if (tile >= 2) wait(used(shared, buffer, half), (tile / 2 - 1) & 1);
                 widen_entries(from + part * 64, from + DIM / 2 + part * 8, to + half * HALF);
             }
-            publish();
-            warp_arrive(widened(shared, buffer));
         }
+        publish();
+        warp_arrive(widened(shared, buffer));
     }
 }
