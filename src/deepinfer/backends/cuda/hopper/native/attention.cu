@@ -100,6 +100,16 @@ __device__ inline float highest(const float *score) {
     return x[0];
 }
 
+// Cosine and sine of an angle. Large ones, which would take thousands of cycles, lose whole quarters of a turn before.
+__device__ inline float2 turn_of(float angle) {
+    const double quarters = angle > 105615.0f ? rint(angle * 0.63661977236758134308) : 0.0;
+    const float rest = float(fma(-quarters, 6.1232339957367660e-17, fma(-quarters, 1.5707963267948966, double(angle))));
+    const float x = cosf(rest), y = sinf(rest);
+    const int quarter = int(quarters);
+    const float2 turn = quarter & 1 ? float2{-y, x} : float2{x, y};
+    return quarter & 2 ? float2{-turn.x, -turn.y} : turn;
+}
+
 // How a pair of columns is turned back in the results of an item. One table for each of four items: shares are at most
 // two tiles ahead of sums, which is two items where an item has one tile, and sums write the item before then.
 __device__ inline void store_turn(u32 shared, u32 items, int pair, float2 turn) {
@@ -120,7 +130,7 @@ __device__ inline void share(const Arguments &a, u32 shared, int thread) {
         const int token = token_of(a, item), head = item % int(a.groups) * HEADS + row;
         const int next = within(a, item + gridDim.x), next_tiles = tiles_of(a, next).y;
         if (thread == 0) prefetch(a.q + long(next) * HEADS * DIM, HEADS * DIM * 2);
-        const float2 turn = thread < turns ? a.turns[token * turns + thread] : float2{};
+        const float angle = thread < turns ? float(a.positions[token]) * a.frequencies[thread] : 0.0f;
         const float sinks[2] = {a.sink[head] * LOG2_E, a.sink[head + 8] * LOG2_E};
 #pragma unroll
         for (int i = 0; i < 16; i += 2) {  // in pairs of 16 columns, as the matrix unit wants them
@@ -141,11 +151,10 @@ __device__ inline void share(const Arguments &a, u32 shared, int thread) {
                 const u32 at = step / 4 * PANEL + step % 4 * 32;
                 score_product(score, matrix(shared + QUERY_AT + at, 16), matrix(keys + 4 * PANEL + at, 16));
             }
-            products_end();
-            if (left == 0) {
-                if (thread < turns) store_turn(shared, items, thread, turn);
-                fetch_queries(a, pieces, next, row, lane, DIM / 2);
-            }
+            products_commit();
+            if (left == num_tiles - 1 && thread < turns) store_turn(shared, items, thread, turn_of(angle));
+            products_wait();
+            if (left == 0) fetch_queries(a, pieces, next, row, lane, DIM / 2);
             hide(score, seen(shared, tile), column);
             float best[2] = {highest(score), highest(score + 2)};
 #pragma unroll

@@ -10,6 +10,7 @@
 
 constexpr int DIM = 512, HEADS = 64, KEYS = 64, MAX_TURNS = 64;
 constexpr int THREADS = 4 * GROUP;
+constexpr u64 UNSEEN = 1, IN_ROWS = 2;  // in places
 constexpr int WINDOW_ROW = DIM / 32 * 33, ENTRY_ROW = DIM / 16 * 9;
 constexpr u32 PITCH = 2 * ENTRY_ROW + 16, SLOT = 8 * PITCH;  // bytes of packed rows, of a warp's eight lines of them
 constexpr u32 PANEL = 8192, TILE = 65536, SHARES = 8192;  // bytes: 64 rows of 64 columns; of all columns; of 64 keys
@@ -24,9 +25,11 @@ struct Arguments {
     const u16 *q;              // [tokens, heads, 512] bf16
     const float *sink;         // [heads]
     u16 *out;                  // [tokens, heads, 512] bf16
-    const u64 *places;         // [tokens, tiles, 64] addresses of packed rows, one more where a token does not see the key
+    const float *frequencies;  // [rope / 2]
+    const u8 *rows, *ring, *pages;  // packed rows: of the step's tokens, of windows before, of entries
+    const u64 *places;         // [tokens, tiles, 64] where the rows of keys lie there, see places.cu
     const int2 *tiles;         // [tokens] tiles to read: of the window, at least one, and of all keys
-    const float2 *turns;       // [tokens, rope / 2] cosines and sines by which results are turned back
+    const int *positions;      // [tokens]
     long groups, items, rope;  // groups of 64 heads; those of all tokens; columns that turn, the last ones
     long num_tiles, window_tiles;  // that a token has places for; those of its window, which come first
 };

@@ -88,11 +88,14 @@ struct Supply {
         if (item < int(a.items)) begin_item();
     }
 
-    __device__ const u8 *piece(u64 place) const { return reinterpret_cast<const u8 *>(place & ~1ull) + part * 16; }
+    // A lane's first bytes of a row in `others`, or among those of the step's tokens.
+    __device__ const u8 *piece(u64 place, const u8 *others) const {
+        return (place & IN_ROWS ? a.rows : others) + (place & ~u64(UNSEEN | IN_ROWS)) + part * 16;
+    }
 
     // Notes which keys of a tile, the next one, the token sees.
     __device__ void note_seen(u32 tile) {
-        const u32 x = __ballot_sync(~0u, (first & 1) == 0), y = __ballot_sync(~0u, (second & 1) == 0);
+        const u32 x = __ballot_sync(~0u, !(first & UNSEEN)), y = __ballot_sync(~0u, !(second & UNSEEN));
         if (row + part) return;
         asm volatile("st.shared.b32 [%0], %1;" ::"r"(seen(shared, tile) + warp * 4), "r"(x) : "memory");
         asm volatile("st.shared.b32 [%0], %1;" ::"r"(seen(shared, tile) + warp * 4 + 16), "r"(y) : "memory");
@@ -122,7 +125,7 @@ struct Supply {
 
     __device__ void ask_window(u64 place) {
         const u32 slot = next_slot();
-        const u8 *from = piece(place);
+        const u8 *from = piece(place, a.ring);
 #pragma unroll
         for (int i = 0; i < 8; ++i) copy_piece(slot + 64 * i, from + 64 * i);
         copy_piece_if(part == 0, slot + DIM, from + DIM);
@@ -131,7 +134,7 @@ struct Supply {
 
     __device__ void ask_entries() {
         const u32 slot = next_slot();
-        const u8 *from[2] = {piece(first), piece(second)};
+        const u8 *from[2] = {piece(first, a.pages), piece(second, a.pages)};
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const u32 there = slot + half * ENTRY_ROW;
