@@ -189,12 +189,14 @@ def wide_kernels(q: Tensor, ring: Tensor, pages: Tensor, pairs: int) -> tuple[Ke
     return (places, attention) if places and attention else None
 
 
-def find_places(kernel: Kernel, num_keys: int, entries: Tensor, *others: Tensor | int) -> tuple[Tensor, Tensor]:
+def find_places(
+    kernel: Kernel, num_keys: int, pages: Tensor, entries: Tensor, *others: Tensor | int
+) -> tuple[Tensor, Tensor]:
     """Where the packed rows of each token's keys lie [T, num_keys] int64, and tiles to be read [T, 2] int32."""
     num_tokens = entries.shape[0]
     places = torch.empty(num_tokens, num_keys, dtype=torch.int64, device=entries.device)
     tiles = torch.empty(num_tokens, 2, dtype=torch.int32, device=entries.device)
-    kernel.launch((num_tokens, 1, 1), (places, tiles, entries, *others, num_keys))
+    kernel.launch((num_tokens, 1, 1), (places, tiles, pages, entries, *others, num_keys))
     return places, tiles
 
 
@@ -236,13 +238,13 @@ def attend(
     if kernels := wide_kernels(q, ring, pages, len(attention.frequencies)):
         groups = heads // WIDE_HEADS
         items = num_tokens * groups
-        key = "places of keys", id(selected), window, ring.shape, ring.stride(0), pages.shape, pages.stride(0)
+        key = "places of keys", id(selected), pages.data_ptr() if selected is not None else 0, window, ring.shape
         sizes = window, span, window_tile  # the value keeps `selected`, so its id stays its own
-        found = batch.once(key, lambda: (*find_places(kernels[0], num_keys, *places[3:], *sizes), selected))
+        found = batch.once(key, lambda: (*find_places(kernels[0], num_keys, *places[2:], *sizes), selected))
         kernels[1].launch(
             (min(items, num_multiprocessors(q.device)), 1, 1),
             (
-                q, attention.sink, out, attention.frequencies, window_rows, ring, pages, *found[:2],
+                q, attention.sink, out, attention.frequencies, window_rows, ring, *found[:2],
                 batch.positions, groups, items, 2 * len(attention.frequencies), num_keys // SHARE_KEYS,
                 window_tile // SHARE_KEYS,
             ),

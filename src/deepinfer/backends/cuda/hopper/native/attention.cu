@@ -121,14 +121,14 @@ __device__ inline void share(const Arguments &a, u32 shared, int thread) {
     const int lane = thread % 32, row = thread / 32 * 16 + lane / 4, column = lane % 4 * 2, turns = int(a.rope) / 2;
     const float scale = SCALE * LOG2_E * 0.04419417382415922f;  // 512^-0.5
     u32 tile = 0, items = 0;                                    // so far
-    int num_tiles = tiles_of(a, blockIdx.x).y;
+    int num_tiles = tiles_of(a, blockIdx.x);
     Four pieces[16];
     fetch_queries(a, pieces, blockIdx.x, row, lane, DIM / 2);
     turn_over(a, pieces, shared, blockIdx.x, row, lane);
 #pragma unroll 1
     for (int item = blockIdx.x; item < int(a.items); item += gridDim.x, ++items) {
         const int token = token_of(a, item), head = item % int(a.groups) * HEADS + row;
-        const int next = within(a, item + gridDim.x), next_tiles = tiles_of(a, next).y;
+        const int next = within(a, item + gridDim.x), next_tiles = tiles_of(a, next);
         if (thread == 0) prefetch(a.q + long(next) * HEADS * DIM, HEADS * DIM * 2);
         const float angle = thread < turns ? float(a.positions[token]) * a.frequencies[thread] : 0.0f;
         const float sinks[2] = {a.sink[head] * LOG2_E, a.sink[head + 8] * LOG2_E};
@@ -231,10 +231,10 @@ __device__ inline void write_sums(const Arguments &a, u32 turns, const float (&s
 __device__ inline void sum_values(const Arguments &a, u32 shared, int thread, int part) {
     const int lane = thread % 32, row = thread / 32 * 16 + lane / 4, column = part * 256 + lane % 4 * 8;
     u32 tile = 0, items = 0;  // so far
-    int num_tiles = tiles_of(a, blockIdx.x).y;
+    int num_tiles = tiles_of(a, blockIdx.x);
     float sums[128];
     for (int item = blockIdx.x; item < int(a.items); item += gridDim.x, ++items) {
-        const int next_tiles = tiles_of(a, item + gridDim.x).y;
+        const int next_tiles = tiles_of(a, item + gridDim.x);
         float factors[2];
 #pragma unroll 1
         for (int i = 0; i < num_tiles; ++i, ++tile) {
@@ -258,12 +258,10 @@ __device__ inline void sum_values(const Arguments &a, u32 shared, int thread, in
                 const bool adds = i > 0 || step > 0;
                 value_product(sums, shares, matrix(keys + step * 2048, PANEL), adds);
                 value_product(sums + 64, shares, matrix(keys + 2 * PANEL + step * 2048, PANEL), adds);
-                if (step > 0) products_commit();
-                if (step == 2) {  // instructions queue up: after the last one it would be too late to let a half go
-                    products_wait<1>();
-                    warp_arrive(used(shared, buffer, 0));
-                }
+                if (step % 2) products_commit();
             }
+            products_wait<1>();
+            warp_arrive(used(shared, buffer, 0));
             products_wait();
             warp_arrive(used(shared, buffer, 1));
         }

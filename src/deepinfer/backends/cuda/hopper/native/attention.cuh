@@ -26,23 +26,25 @@ struct Arguments {
     const float *sink;         // [heads]
     u16 *out;                  // [tokens, heads, 512] bf16
     const float *frequencies;  // [rope / 2]
-    const u8 *rows, *ring, *pages;  // packed rows: of the step's tokens, of windows before, of entries
-    const u64 *places;         // [tokens, tiles, 64] where the rows of keys lie there, see places.cu
+    const u8 *rows, *ring;     // packed window rows: of the step's tokens, of those before
+    const u64 *places;         // [tokens, tiles, 64] where the rows of keys lie, see places.cu
     const int2 *tiles;         // [tokens] tiles to read: of the window, at least one, and of all keys
     const int *positions;      // [tokens]
     long groups, items, rope;  // groups of 64 heads; those of all tokens; columns that turn, the last ones
     long num_tiles, window_tiles;  // that a token has places for; those of its window, which come first
 };
 
-// A block's item, or its last one; the tiles of an item that are read.
+// An item, or the last one; its token; the tiles of its keys that are read.
 __device__ inline int within(const Arguments &a, int item) { return min(item, int(a.items) - 1); }
 __device__ inline int token_of(const Arguments &a, int item) {
     return int(a.groups) == 1 ? item : item / int(a.groups);
 }
-__device__ inline int2 tiles_of(const Arguments &a, int item) {
-    int2 tiles;
-    asm volatile("ld.global.v2.b32 {%0,%1}, [%2];"
-                 : "=r"(tiles.x), "=r"(tiles.y) : "l"(a.tiles + token_of(a, within(a, item))));
+__device__ inline int tiles_of(const Arguments &a, int item) { return a.tiles[token_of(a, within(a, item))].y; }
+// Those of the window in even lanes and of all keys in odd ones: what is the same in all lanes is waited for at once.
+__device__ inline int lane_tiles(const Arguments &a, int item) {
+    int tiles;
+    asm volatile("ld.global.b32 %0, [%1];"
+                 : "=r"(tiles) : "l"(&a.tiles[token_of(a, within(a, item))].x + threadIdx.x % 2));
     return tiles;
 }
 

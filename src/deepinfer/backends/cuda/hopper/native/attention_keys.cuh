@@ -52,45 +52,24 @@ __device__ inline void copy_piece_if(bool copies, u32 to, const u8 *from) {
 // A slot has eight lines, each of one window row, or of entries `row` and `row` + 32. Eight lines meet all banks. A lane
 // brings 16 bytes of every 64 of line lane / 4.
 struct Supply {
-    enum Kind { NONE, WINDOW, ENTRIES };
-
     const Arguments &a;
-    const u32 shared, to;         // to: this lane's bytes of the first slot
+    const u32 shared, to;  // to: this lane's bytes of the first slot
     const int warp, row, part;
-    u32 number;                   // of slots filled so far
-    Kind asked, next;             // of the tile whose rows were asked for last; of that whose places are known
-    u64 first, second;            // places of rows `row` and `row` + 32 of the next tile
-    int item, tile_of_item;       // the tile after that
-    int2 tiles, later_tiles;      // of its item, and of the item after that
-    const u64 *places;            // of its item
+    u32 number;            // of slots filled so far
+    u64 first, second;     // places of rows `row` and `row` + 32 of the next tile
 
     __device__ Supply(const Arguments &a, u32 shared, int warp, int lane)
         : a(a), shared(shared), to(shared + SLOTS_AT + warp * 2 * SLOT + lane / 4 * PITCH + lane % 4 * 16), warp(warp),
-          row(lane / 4), part(lane % 4), number(0), item(blockIdx.x), tile_of_item(0) {
-        tiles = tiles_of(a, item);
-        begin_item();
-        read_places();
+          row(lane / 4), part(lane % 4), number(0) {}
+
+    // This lane's places of an item.
+    __device__ const u64 *places_of(int item) const {
+        return a.places + token_of(a, within(a, item)) * a.num_tiles * KEYS + warp * 8 + row;
     }
 
-    __device__ void begin_item() {
-        places = a.places + token_of(a, item) * a.num_tiles * KEYS + warp * 8 + row;
-        later_tiles = tiles_of(a, item + gridDim.x);
-    }
-
-    __device__ void read_places() {
-        next = item >= int(a.items) ? NONE : tile_of_item < tiles.x ? WINDOW : ENTRIES;
-        if (next == NONE) return;
-        const u64 *from = places + (next == WINDOW ? tile_of_item : tile_of_item - tiles.x + int(a.window_tiles)) * KEYS;
+    __device__ void read_places(const u64 *from) {
         asm volatile("ld.global.b64 %0, [%1];" : "=l"(first) : "l"(from));
         asm volatile("ld.global.b64 %0, [%1];" : "=l"(second) : "l"(from + 32));
-        if (++tile_of_item < tiles.y) return;
-        tile_of_item = 0, item += gridDim.x, tiles = later_tiles;
-        if (item < int(a.items)) begin_item();
-    }
-
-    // A lane's first bytes of a row in `others`, or among those of the step's tokens.
-    __device__ const u8 *piece(u64 place, const u8 *others) const {
-        return (place & IN_ROWS ? a.rows : others) + (place & ~u64(UNSEEN | IN_ROWS)) + part * 16;
     }
 
     // Notes which keys of a tile, the next one, the token sees.
@@ -101,58 +80,63 @@ struct Supply {
         asm volatile("st.shared.b32 [%0], %1;" ::"r"(seen(shared, tile) + warp * 4 + 16), "r"(y) : "memory");
     }
 
+    // How far from the first slot the one filled last is, and the one that is filled next.
+    __device__ u32 filled() const { return (number + 1) % 2 * SLOT; }
     __device__ u32 next_slot() { return to + number++ % 2 * SLOT; }
 
-    // The next tile: eight window rows of its first half, or 16 entries.
-    __device__ void ask(u32 tile) {
-        asked = next;
-        if (next == WINDOW) {
-            note_seen(tile);
-            ask_window(first);
-        } else if (next == ENTRIES) {
-            note_seen(tile);
-            ask_entries();
-        } else {
-            ++number, commit();
-        }
+    __device__ const u8 *window_row(u64 place) const {
+        return (place & IN_ROWS ? a.rows : a.ring) + (place & ~u64(UNSEEN | IN_ROWS));
     }
 
-    // Eight window rows of the other half of a tile.
-    __device__ void ask_rest() {
-        ask_window(second);
-        read_places();
-    }
-
+    // Eight window rows of a half of a tile.
     __device__ void ask_window(u64 place) {
         const u32 slot = next_slot();
-        const u8 *from = piece(place, a.ring);
+        const u8 *from = window_row(place) + part * 16;
 #pragma unroll
         for (int i = 0; i < 8; ++i) copy_piece(slot + 64 * i, from + 64 * i);
         copy_piece_if(part == 0, slot + DIM, from + DIM);
         commit();
     }
 
-    __device__ void ask_entries() {
-        const u32 slot = next_slot();
-        const u8 *from[2] = {piece(first, a.pages), piece(second, a.pages)};
+    // The first half of an item's first tile, if there is such an item.
+    __device__ void ask_item(u32 tile, int item) {
+        if (item < int(a.items)) {
+            note_seen(tile);
+            ask_window(first);
+        } else {
+            ++number, commit();
+        }
+    }
+
+    __device__ const u8 *entry(u64 place) const {
+        return reinterpret_cast<const u8 *>(place & ~u64(UNSEEN)) + part * 16;
+    }
+
+    // Piece i of 16 entries, 0 .. 3.
+    __device__ void ask_piece(u32 slot, const u8 *(&from)[2], int i, bool asks) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            const u32 there = slot + half * ENTRY_ROW;
-#pragma unroll
-            for (int i = 0; i < 4; ++i) copy_piece(there + 64 * i, from[half] + 64 * i);
-            copy_piece_if(part < 2, there + 256, from[half] + 256);
+            copy_piece_if(asks, slot + half * ENTRY_ROW + 64 * i, from[half] + 64 * i);
+            if (i == 3) copy_piece_if(asks && part < 2, slot + half * ENTRY_ROW + 256, from[half] + 256);
         }
+    }
+
+    __device__ void ask_entries(u32 tile) {
+        note_seen(tile);
+        const u32 slot = next_slot();
+        const u8 *from[2] = {entry(first), entry(second)};
+#pragma unroll
+        for (int i = 0; i < 4; ++i) ask_piece(slot, from, i, true);
         commit();
-        read_places();
     }
 
     __device__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-    // Waits for all rows but those last asked for; how far from the first slot they are.
-    __device__ u32 ready() const {
-        asm volatile("cp.async.wait_group 1;" ::: "memory");
+    // Waits for all rows but those asked for last, or for those too.
+    template <int LEFT>
+    __device__ void wait_rows() const {
+        asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
         __syncwarp();
-        return number % 2 * SLOT;
     }
 };
 
@@ -189,14 +173,18 @@ __device__ inline void widen_stretch(Four x, u32 bits, u32 to) {
     store(to ^ 48, {odd_pair(y.a, first), odd_pair(y.b, first), odd_pair(y.c, last), odd_pair(y.d, last)});
 }
 
-__device__ inline void widen_entries(u32 from, u32 scales_from, u32 to) {
+// Asks for 16 entries of the next tile meanwhile: all at once would keep what is widened waiting for them.
+template <bool ASKS>
+__device__ inline void widen_entries(u32 from, u32 scales_from, u32 to, Supply &supply, u32 slot, bool asks) {
     u32 scales[2];
     asm volatile("ld.shared.v2.b32 {%0,%1}, [%2];" : "=r"(scales[0]), "=r"(scales[1]) : "r"(scales_from));
+    const u8 *rows[2] = {supply.entry(supply.first), supply.entry(supply.second)};
     Four x = load(from);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         Four next;
         if (i < 3) next = load(from + 16 * (i + 1));
+        if (ASKS) supply.ask_piece(slot, rows, i, asks);
         const u32 two = scales[i / 2];
         const u32 bits = i % 2 ? (two >> 12 & 0x7F0) | (two >> 4 & 0x07F00000)
                                : (two & 0x7F) << 4 | (two & 0x7F00) << 12;
@@ -211,30 +199,60 @@ __device__ inline void widen(const Arguments &a, u32 shared, int thread) {
     const u32 keys = shared + KEYS_AT + part * 2 * PANEL + (warp * 8 + row) * 128 + row * 16;
     const u32 line = shared + SLOTS_AT + warp * 2 * SLOT + row * PITCH;
     Supply supply(a, shared, warp, thread % 32);
-    supply.ask(0);
+    u32 tile = 0;  // so far
+    int numbers = lane_tiles(a, blockIdx.x);
+    supply.read_places(supply.places_of(blockIdx.x));
+    supply.ask_item(0, blockIdx.x);
 #pragma unroll 1
-    for (u32 tile = 0; supply.asked != Supply::NONE; ++tile) {
-        const u32 buffer = tile & 1, to = keys + buffer * TILE;
-        if (supply.asked == Supply::WINDOW) {
+    for (int item = blockIdx.x; item < int(a.items); item += gridDim.x) {
+        const int next = item + gridDim.x, window_tiles = __shfl_sync(~0u, numbers, 0);
+        const int entry_tiles = __shfl_sync(~0u, numbers, 1) - window_tiles;
+        const u64 *places = supply.places_of(item);
+        numbers = lane_tiles(a, next);
+#pragma unroll 1
+        for (int left = window_tiles - 1; left >= 0; --left, ++tile) {
+            const u32 buffer = tile & 1, to = keys + buffer * TILE;
 #pragma unroll 1
             for (u32 half = 0; half < 2; ++half) {
-                if (half == 0) supply.ask_rest();
-                else supply.ask(tile + 1);
-                const u32 from = line + supply.ready();
+                const u32 from = line + supply.filled();
+                if (half == 0) {
+                    supply.ask_window(supply.second);
+                    places += left ? KEYS : KEYS * (int(a.window_tiles) - window_tiles + 1);
+                    supply.read_places(left || entry_tiles ? places : supply.places_of(next));
+                } else if (left == 0 && entry_tiles) {
+                    supply.ask_entries(tile + 1);
+                    places += KEYS;
+                    supply.read_places(entry_tiles > 1 ? places : supply.places_of(next));
+                } else {
+                    supply.ask_item(tile + 1, left ? item : next);
+                }
+                supply.wait_rows<1>();
                 if (tile >= 2) wait(used(shared, buffer, half), (tile / 2 - 1) & 1);
                 widen_window(from + part * 128, from + DIM + part * 4, to + half * HALF);
                 __syncwarp();
             }
-        } else {
-            supply.ask(tile + 1);
-            u32 from = line + supply.ready();
-#pragma unroll 1
-            for (u32 half = 0; half < 2; ++half, from += ENTRY_ROW) {
-                if (tile >= 2) wait(used(shared, buffer, half), (tile / 2 - 1) & 1);
-                widen_entries(from + part * 64, from + DIM / 2 + part * 8, to + half * HALF);
-            }
+            publish();
+            warp_arrive(widened(shared, buffer));
         }
-        publish();
-        warp_arrive(widened(shared, buffer));
+#pragma unroll 1
+        for (int left = entry_tiles - 1; left >= 0; --left, ++tile) {
+            const u32 buffer = tile & 1, to = keys + buffer * TILE, from = line + supply.filled();
+            supply.wait_rows<0>();
+            u32 slot = 0;
+            if (left) supply.note_seen(tile + 1), slot = supply.next_slot();
+            else supply.ask_item(tile + 1, next);
+            if (tile >= 2) wait(used(shared, buffer, 0), (tile / 2 - 1) & 1);
+            widen_entries<true>(from + part * 64, from + DIM / 2 + part * 8, to, supply, slot, left);
+            if (left) {
+                supply.commit();
+                places += KEYS;
+                supply.read_places(left > 1 ? places : supply.places_of(next));
+            }
+            if (tile >= 2) wait(used(shared, buffer, 1), (tile / 2 - 1) & 1);
+            const u32 last = from + ENTRY_ROW;
+            widen_entries<false>(last + part * 64, last + DIM / 2 + part * 8, to + HALF, supply, 0, false);
+            publish();
+            warp_arrive(widened(shared, buffer));
+        }
     }
 }

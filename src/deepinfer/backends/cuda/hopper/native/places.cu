@@ -1,5 +1,5 @@
-// Where the packed rows of the keys of each token lie, its window first, then its selected entries, and how many tiles of
-// 64 of either hold a key that it sees. A block a token. Layers whose tokens see the same entries share the places.
+// Where the packed rows of the keys of each token lie, its window first, then its selected entries, and how many tiles
+// of 64 of either hold a key that it sees. A block a token. Layers whose tokens see the same entries share the places.
 
 #include "hopper.cuh"
 
@@ -7,11 +7,12 @@ constexpr int KEYS = 64, DIM = 512, WINDOW_ROW = DIM / 32 * 33, ENTRY_ROW = DIM 
 constexpr u64 UNSEEN = 1, IN_ROWS = 2;  // added to a place, a multiple of 16
 
 struct Arguments {
-    // [tokens, num_keys] bytes from the start of the ring, the pages or the step's rows on. A key that is not to be seen
-    // lies at the token's own row, whatever it holds is finite: one row for those of all tokens would be read by all
-    // blocks at once, one after the other.
+    // [tokens, num_keys] bytes from the start of the ring or of the step's rows on; addresses of entries. A key that is
+    // not to be seen lies at the token's own row or in a page of its own, whatever it holds is finite: one place for
+    // those of all tokens would be read by all blocks at once, one after the other.
     u64 *places;
     int2 *tiles;  // [tokens] tiles of the window up to its last key, at least one; these and those of entries
+    const u8 *pages;
     const int *entries, *positions, *token_rows, *row_offsets, *row_starts, *row_slots, *window_starts, *table;
     long ring_length, ring_stride, num_slots, page_stride, num_blocks, per_block, table_columns, num_entries;
     long window, span, window_tile, num_keys;
@@ -37,7 +38,7 @@ __device__ inline u64 entry_place(const Arguments &a, int row, int entry, u64 un
     if (entry < 0 || entry / per_block >= a.table_columns) return unseen;
     const int block = a.table[row * a.table_columns + entry / per_block];
     if (block < 0 || block >= a.num_blocks) return unseen;
-    return block * a.page_stride + entry % per_block * ENTRY_ROW;
+    return u64(a.pages) + block * a.page_stride + entry % per_block * ENTRY_ROW;
 }
 
 extern "C" __global__ void __launch_bounds__(GROUP) find_places(const __grid_constant__ Arguments a) {
@@ -49,6 +50,7 @@ extern "C" __global__ void __launch_bounds__(GROUP) find_places(const __grid_con
     __syncthreads();
     const int row = a.token_rows[token];
     const u64 unseen = u64(token) * WINDOW_ROW | IN_ROWS | UNSEEN;
+    const u64 unseen_entry = u64(a.pages) + token % a.num_blocks * a.page_stride | UNSEEN;
     u64 *to = a.places + token * a.num_keys;
     int entries[AT_ONCE], window_end = 0, entries_end = 0;
     const auto read = [&](int first) {
@@ -68,11 +70,11 @@ extern "C" __global__ void __launch_bounds__(GROUP) find_places(const __grid_con
     for (int first = thread; first < num_places; first += AT_ONCE * GROUP) {
         u64 places[AT_ONCE];
 #pragma unroll
-        for (int i = 0; i < AT_ONCE; ++i) places[i] = entry_place(a, row, entries[i], unseen);
+        for (int i = 0; i < AT_ONCE; ++i) places[i] = entry_place(a, row, entries[i], unseen_entry);
 #pragma unroll
         for (int i = 0; i < AT_ONCE; ++i) {
             const int number = first + i * GROUP;
-            if (places[i] != unseen) entries_end = number / KEYS + 1;
+            if (places[i] != unseen_entry) entries_end = number / KEYS + 1;
             if (number < num_places) to[number] = places[i];
         }
         read(first + AT_ONCE * GROUP);
