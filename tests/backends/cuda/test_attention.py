@@ -98,6 +98,49 @@ def test_blocks_that_take_many_tokens_in_turn_give_each_the_bits_it_has_alone(he
 
 
 @pair.on_device
+def test_tiles_of_which_a_token_sees_nothing_are_left_out_and_places_found_once_for_layers_with_one_selection():
+    made = make_world(**RELEASED)
+    prepared = pair.hopper().prepare_attention(pair.placed(made.weights))
+    q, rows, batch, ring, pages, entries = made.step([(1, 0, 300), (2, 60, 1)], 132)
+    entries[:, 20:] = -1
+    entries[200:210, 127] = 0
+    q, rows, batch, ring, pages, entries = pair.placed([q.bfloat16(), rows, batch, ring, pages, entries])
+    together = pair.hopper().attend(q, rows, batch, ring, pages, entries, prepared)
+    tiles = next(found[1] for key, found in batch.derived.items() if key[0] == "places of keys")
+    window = (torch.tensor([*range(300), 60]).clamp_max(127) + 64) // 64
+    entry = (torch.tensor([*range(300), 60]) > 0).int()
+    entry[200:210] = 2
+    assert torch.equal(tiles.cpu(), torch.stack([window, window + entry], 1).int())
+
+    other_rows, other_ring = rows.flip(0), ring.flip(1)  # another layer's
+    shared = pair.hopper().attend(q, other_rows, batch, other_ring, pages, entries, prepared)
+    assert sum(key[0] == "places of keys" for key in batch.derived) == 1
+    fresh = dataclasses.replace(batch)
+    assert torch.equal(shared, pair.hopper().attend(q, other_rows, fresh, other_ring, pages, entries, prepared))
+    assert not torch.equal(shared, together)
+    pair.hopper().attend(q, rows, batch, ring, pages, entries.clone(), prepared)
+    assert sum(key[0] == "places of keys" for key in batch.derived) == 2
+
+
+@pair.on_device
+@pytest.mark.parametrize("turns", [0, 790, 7000])
+def test_results_at_late_positions_are_turned_back_as_in_the_reference(turns):
+    """The kernel takes cosines of angles above 105,615 another way."""
+    made = make_world(**RELEASED)
+    q, rows, batch, ring, _, _ = made.step([(1, 200, 5), (2, 40, 3)], 132)
+    later = turns * ring.shape[1]
+    batch = dataclasses.replace(
+        batch,
+        positions=batch.positions + later,
+        row_starts=batch.row_starts + later,
+        window_starts=torch.full_like(batch.window_starts, later),
+        max_position=batch.max_position + later,
+    )
+    arguments = q, rows, batch, ring, None, None
+    assert golden.row_error(run(made, arguments), expected(made, arguments)) <= LIMIT
+
+
+@pair.on_device
 def test_large_and_small_scales_of_packed_rows_stay_exact():
     made = make_world(**RELEASED)
     q, rows, batch, ring, _, _ = made.step([(1, 299, 1)], 132)

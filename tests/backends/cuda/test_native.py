@@ -156,7 +156,7 @@ def test_the_sizes_in_python_are_those_of_the_source():
     assert "THREADS = 4 * GROUP" in text and attention.WIDE_THREADS == 4 * 128
     assert "PITCH = 2 * ENTRY_ROW + 16, SLOT = 8 * PITCH;" in text
     matrices, packed = 5 * 32768 + 2 * 8192, 4 * 2 * 8 * (2 * 288 + 16)
-    numbers = 4 * 8 * attention.WIDE_TURNS + 4 * 4 * attention.WIDE_HEADS + 8 * 32 + 8 * 10
+    numbers = 4 * 8 * attention.WIDE_TURNS + 4 * 4 * attention.WIDE_HEADS + 8 * 32 + 8 * 8
     assert attention.WIDE_SHARED_BYTES == matrices + packed + numbers <= 232_448
 
 

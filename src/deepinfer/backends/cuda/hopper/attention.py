@@ -36,7 +36,7 @@ VALUE_KEYS = 32
 SHARE_WARPS = 8
 PLACES_SOURCE = Path(__file__).parent / "native" / "places.cu"
 WIDE_SOURCE = Path(__file__).parent / "native" / "attention.cu"
-WIDE_DIM, WIDE_HEADS, WIDE_TURNS, WIDE_THREADS, WIDE_SHARED_BYTES = 512, 64, 64, 512, 221520  # as in its source
+WIDE_DIM, WIDE_HEADS, WIDE_TURNS, WIDE_THREADS, WIDE_SHARED_BYTES = 512, 64, 64, 512, 221504  # as in its source
 NARROW = 8  # bytes of codes that a thread takes at once, so that widened ones spread over all banks
 
 
@@ -189,6 +189,17 @@ def wide_kernels(q: Tensor, ring: Tensor, pages: Tensor, pairs: int) -> tuple[Ke
     return (places, attention) if places and attention else None
 
 
+def find_places(
+    kernel: Kernel, num_keys: int, pages: Tensor, entries: Tensor, *others: Tensor | int
+) -> tuple[Tensor, Tensor]:
+    """Where the packed rows of each token's keys lie [T, num_keys] int64, and tiles to be read [T, 2] int32."""
+    num_tokens = entries.shape[0]
+    places = torch.empty(num_tokens, num_keys, dtype=torch.int64, device=entries.device)
+    tiles = torch.empty(num_tokens, 2, dtype=torch.int32, device=entries.device)
+    kernel.launch((num_tokens, 1, 1), (places, tiles, pages, entries, *others, num_keys))
+    return places, tiles
+
+
 def attend(
     q: Tensor,
     window_rows: Tensor,
@@ -206,6 +217,7 @@ def attend(
     require(ring.shape[1] >= window - 1, f"the window ring holds {ring.shape[1]} positions; it must hold {window - 1}")
     require((pages is None) == (entries is None), "pages and entries are given together or not at all")
     require(dim % 32 == 0 and dim <= 512, f"the head dimension is {dim}; it must be a multiple of 32 up to 512")
+    selected = entries
     if pages is None or entries is None:
         pages, entries = ring, batch.positions.new_empty(num_tokens, 0)
     else:
@@ -226,13 +238,15 @@ def attend(
     if kernels := wide_kernels(q, ring, pages, len(attention.frequencies)):
         groups = heads // WIDE_HEADS
         items = num_tokens * groups
-        addresses = torch.empty(num_tokens, num_keys, dtype=torch.int64, device=q.device)
-        kernels[0].launch((num_tokens, 1, 1), (addresses, *places, window, span, window_tile, num_keys))
+        key = "places of keys", id(selected), pages.data_ptr() if selected is not None else 0, window, ring.shape
+        sizes = window, span, window_tile  # the value keeps `selected`, so its id stays its own
+        found = batch.once(key, lambda: (*find_places(kernels[0], num_keys, *places[2:], *sizes), selected))
         kernels[1].launch(
             (min(items, num_multiprocessors(q.device)), 1, 1),
             (
-                q, attention.sink, out, attention.frequencies, addresses, batch.positions,
-                groups, items, 2 * len(attention.frequencies), num_keys // SHARE_KEYS, window_tile // SHARE_KEYS,
+                q, attention.sink, out, attention.frequencies, window_rows, ring, *found[:2],
+                batch.positions, groups, items, 2 * len(attention.frequencies), num_keys // SHARE_KEYS,
+                window_tile // SHARE_KEYS,
             ),
         )  # fmt: skip
         return out

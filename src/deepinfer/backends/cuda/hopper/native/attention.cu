@@ -16,12 +16,12 @@ constexpr float SCALE = 65536.0f, LOG2_E = 1.4426950408889634f;  // keys are kep
     "%30,%31}"
 
 // scores [64, 64] = or += queries [64, 16] keys [64, 16]^T, queries from registers or from shared memory
-__device__ inline void score_product(float (&d)[32], const u32 (&a)[4], u64 b, bool adds) {
+__device__ inline void score_product(float (&d)[32], const Four &a, u64 b, bool adds) {
     asm volatile(
         "{\n.reg .pred adds;\nsetp.ne.b32 adds, %37, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " SCORES ", {%32,%33,%34,%35}, %36, adds, 1, 1, 0;\n}"
         : ACC32(d, 0)
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(adds)));
+        : "r"(a.a), "r"(a.b), "r"(a.c), "r"(a.d), "l"(b), "r"(int(adds)));
 }
 __device__ inline void score_product(float (&d)[32], u64 a, u64 b) {
     asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " SCORES ", %32, %33, 1, 1, 1, 0, 0;"
@@ -49,11 +49,30 @@ __device__ inline float power_of_2(float x) {
 
 // ---- scores and shares. A thread has rows `row` and `row` + 8 of the 64 heads.
 
-// The first 256 columns of an item's queries: pieces of eight, of either row in turn.
-__device__ inline void fetch_queries(const Arguments &a, Four (&pieces)[16], int item, int row, int lane) {
-    const u16 *q = a.q + (long(item) * HEADS + row) * DIM + lane % 4 * 8;
+// A stretch of an item's queries, 256 columns: pieces of eight, of either row in turn.
+__device__ inline void fetch_queries(const Arguments &a, Four (&pieces)[16], int item, int row, int lane, int from) {
+    const u16 *q = a.q + (long(item) * HEADS + row) * DIM + from + lane % 4 * 8;
 #pragma unroll
     for (int i = 0; i < 16; ++i) pieces[i] = fetch(q + i % 2 * 8 * DIM + i / 2 * 32);
+}
+
+// The last 256 columns of an item's queries go to shared memory; the first ones take their place.
+__device__ inline void turn_over(const Arguments &a, Four (&pieces)[16], u32 shared, int item, int row, int lane) {
+    const u16 *q = a.q + (long(item) * HEADS + row) * DIM + lane % 4 * 8;
+    const u32 own = shared + QUERY_AT + row * 128 + row % 8 * 16 + lane % 4 * 4;
+    group_meets();
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+        const Four x = pairs_of(pieces[i]);
+        const u32 words[4] = {x.a, x.b, x.c, x.d}, panel = i / 4 * PANEL + i % 2 * 1024;
+#pragma unroll
+        for (int j = 0; j < 4; ++j)
+            asm volatile("st.shared.b32 [%0], %1;" ::"r"((own ^ (i / 2 % 2 * 64 + j * 16)) + panel), "r"(words[j])
+                         : "memory");
+        pieces[i] = fetch(q + i % 2 * 8 * DIM + i / 2 * 32);
+    }
+    publish();
+    group_meets();
 }
 
 // Scores of keys that the token does not see become none.
@@ -81,49 +100,61 @@ __device__ inline float highest(const float *score) {
     return x[0];
 }
 
+// Cosine and sine of an angle. Large ones, which would take thousands of cycles, lose whole quarters of a turn before.
+__device__ inline float2 turn_of(float angle) {
+    const double quarters = angle > 105615.0f ? rint(angle * 0.63661977236758134308) : 0.0;
+    const float rest = float(fma(-quarters, 6.1232339957367660e-17, fma(-quarters, 1.5707963267948966, double(angle))));
+    const float x = cosf(rest), y = sinf(rest);
+    const int quarter = int(quarters);
+    const float2 turn = quarter & 1 ? float2{-y, x} : float2{x, y};
+    return quarter & 2 ? float2{-turn.x, -turn.y} : turn;
+}
+
 // How a pair of columns is turned back in the results of an item. One table for each of four items: shares are at most
 // two tiles ahead of sums, which is two items where an item has one tile, and sums write the item before then.
-__device__ inline void store_turn(u32 shared, u32 items, int pair, float angle) {
+__device__ inline void store_turn(u32 shared, u32 items, int pair, float2 turn) {
     const u32 at = shared + TURNS_AT + (items % 4 * MAX_TURNS + pair) * 8;
-    asm volatile("st.shared.v2.f32 [%0], {%1,%2};" ::"r"(at), "f"(cosf(angle)), "f"(sinf(angle)) : "memory");
+    asm volatile("st.shared.v2.f32 [%0], {%1,%2};" ::"r"(at), "f"(turn.x), "f"(turn.y) : "memory");
 }
 
 __device__ inline void share(const Arguments &a, u32 shared, int thread) {
-    const int lane = thread % 32, row = thread / 32 * 16 + lane / 4, column = lane % 4 * 2;
-    const int num_tiles = int(a.num_tiles);
+    const int lane = thread % 32, row = thread / 32 * 16 + lane / 4, column = lane % 4 * 2, turns = int(a.rope) / 2;
     const float scale = SCALE * LOG2_E * 0.04419417382415922f;  // 512^-0.5
     u32 tile = 0, items = 0;                                    // so far
+    int num_tiles = tiles_of(a, blockIdx.x);
     Four pieces[16];
-    fetch_queries(a, pieces, blockIdx.x, row, lane);
+    fetch_queries(a, pieces, blockIdx.x, row, lane, DIM / 2);
+    turn_over(a, pieces, shared, blockIdx.x, row, lane);
 #pragma unroll 1
     for (int item = blockIdx.x; item < int(a.items); item += gridDim.x, ++items) {
-        const int token = item / int(a.groups), head = item % int(a.groups) * HEADS + row;
-        const float angle = thread < a.rope / 2 ? float(a.positions[token]) * a.frequencies[thread] : 0.0f;
+        const int token = token_of(a, item), head = item % int(a.groups) * HEADS + row;
+        const int next = within(a, item + gridDim.x), next_tiles = tiles_of(a, next);
+        if (thread == 0) prefetch(a.q + long(next) * HEADS * DIM, HEADS * DIM * 2);
+        const float angle = thread < turns ? float(a.positions[token]) * a.frequencies[thread] : 0.0f;
         const float sinks[2] = {a.sink[head] * LOG2_E, a.sink[head + 8] * LOG2_E};
-        u32 query[16][4];  // of 16 columns, as the matrix unit wants them
 #pragma unroll
-        for (int i = 0; i < 16; ++i) {
-            const Four x = pairs_of(pieces[i]);
-            query[i / 2 * 2][i % 2] = x.a, query[i / 2 * 2][2 + i % 2] = x.b;
-            query[i / 2 * 2 + 1][i % 2] = x.c, query[i / 2 * 2 + 1][2 + i % 2] = x.d;
+        for (int i = 0; i < 16; i += 2) {  // in pairs of 16 columns, as the matrix unit wants them
+            const Four x = pairs_of(pieces[i]), y = pairs_of(pieces[i + 1]);
+            pieces[i] = {x.a, y.a, x.b, y.b}, pieces[i + 1] = {x.c, y.c, x.d, y.d};
         }
         float score[32], peak[2] = {-1e30f, -1e30f}, total[2] = {0.0f, 0.0f};
-        const auto multiply = [&]() {
-            const u32 keys = shared + KEYS_AT + (tile & 1) * TILE;
-            wait(widened(shared, tile & 1), tile / 2 & 1);
+#pragma unroll 1
+        for (int left = num_tiles - 1; left >= 0; --left, ++tile) {
+            const u32 buffer = tile & 1, keys = shared + KEYS_AT + buffer * TILE;
+            wait(widened(shared, buffer), tile / 2 & 1);
             products_begin();
 #pragma unroll
             for (int step = 0; step < 16; ++step)
-                score_product(score, query[step], matrix(keys + step / 4 * PANEL + step % 4 * 32, 16), step > 0);
+                score_product(score, pieces[step], matrix(keys + step / 4 * PANEL + step % 4 * 32, 16), step > 0);
 #pragma unroll
             for (int step = 0; step < 16; ++step) {
                 const u32 at = step / 4 * PANEL + step % 4 * 32;
                 score_product(score, matrix(shared + QUERY_AT + at, 16), matrix(keys + 4 * PANEL + at, 16));
             }
-            products_end();
-        };
-        const auto share_out = [&](bool is_last) {
-            const u32 buffer = tile & 1;
+            products_commit();
+            if (left == num_tiles - 1 && thread < turns) store_turn(shared, items, thread, turn_of(angle));
+            products_wait();
+            if (left == 0) fetch_queries(a, pieces, next, row, lane, DIM / 2);
             hide(score, seen(shared, tile), column);
             float best[2] = {highest(score), highest(score + 2)};
 #pragma unroll
@@ -148,7 +179,7 @@ __device__ inline void share(const Arguments &a, u32 shared, int thread) {
                 total[half] = total[half] * decay + (sums[0] + sums[1]);
                 const u32 at = shared + buffer * 4 * HEADS + 4 * (row + 8 * half);
                 if (lane % 4 == 0) asm volatile("st.shared.f32 [%0], %1;" ::"r"(at + DECAYS_AT), "f"(decay) : "memory");
-                if (is_last) {
+                if (left == 0) {
                     float sum = total[half] + __shfl_xor_sync(~0u, total[half], 1);
                     sum += __shfl_xor_sync(~0u, sum, 2);
                     sum += power_of_2(sinks[half] - peak[half]);
@@ -158,19 +189,9 @@ __device__ inline void share(const Arguments &a, u32 shared, int thread) {
             }
             publish();
             warp_arrive(shared_out(shared, buffer));
-            ++tile;
-        };
-        wait(queries_there(shared), items & 1);
-#pragma unroll 1
-        for (int i = 1; i < num_tiles; ++i) {
-            multiply();
-            share_out(false);
         }
-        multiply();
-        warp_arrive(queries_used(shared));
-        if (thread < a.rope / 2) store_turn(shared, items, thread, angle);
-        fetch_queries(a, pieces, min(item + int(gridDim.x), int(a.items) - 1), row, lane);
-        share_out(true);
+        turn_over(a, pieces, shared, next, row, lane);
+        num_tiles = next_tiles;
     }
 }
 
@@ -208,11 +229,12 @@ __device__ inline void write_sums(const Arguments &a, u32 turns, const float (&s
 }
 
 __device__ inline void sum_values(const Arguments &a, u32 shared, int thread, int part) {
-    const int lane = thread % 32, row = thread / 32 * 16 + lane / 4, num_tiles = int(a.num_tiles);
-    const int column = part * 256 + lane % 4 * 8;
+    const int lane = thread % 32, row = thread / 32 * 16 + lane / 4, column = part * 256 + lane % 4 * 8;
     u32 tile = 0, items = 0;  // so far
+    int num_tiles = tiles_of(a, blockIdx.x);
     float sums[128];
     for (int item = blockIdx.x; item < int(a.items); item += gridDim.x, ++items) {
+        const int next_tiles = tiles_of(a, item + gridDim.x);
         float factors[2];
 #pragma unroll 1
         for (int i = 0; i < num_tiles; ++i, ++tile) {
@@ -245,6 +267,7 @@ __device__ inline void sum_values(const Arguments &a, u32 shared, int thread, in
         }
         write_sums(a, shared + TURNS_AT + items % 4 * 8 * MAX_TURNS, sums, factors,
                    a.out + (long(item) * HEADS + row) * DIM + column, column);
+        num_tiles = next_tiles;
     }
 }
 
@@ -258,8 +281,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attend(const __grid_con
             init(shared_out(shared, buffer), GROUP / 32);
             for (int half = 0; half < 2; ++half) init(used(shared, buffer, half), 2 * GROUP / 32);
         }
-        init(queries_there(shared), GROUP / 32);
-        init(queries_used(shared), GROUP / 32);
     }
     begin();
     __syncthreads();

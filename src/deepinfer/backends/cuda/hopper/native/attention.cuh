@@ -10,6 +10,7 @@
 
 constexpr int DIM = 512, HEADS = 64, KEYS = 64, MAX_TURNS = 64;
 constexpr int THREADS = 4 * GROUP;
+constexpr u64 UNSEEN = 1, IN_ROWS = 2;  // in places
 constexpr int WINDOW_ROW = DIM / 32 * 33, ENTRY_ROW = DIM / 16 * 9;
 constexpr u32 PITCH = 2 * ENTRY_ROW + 16, SLOT = 8 * PITCH;  // bytes of packed rows, of a warp's eight lines of them
 constexpr u32 PANEL = 8192, TILE = 65536, SHARES = 8192;  // bytes: 64 rows of 64 columns; of all columns; of 64 keys
@@ -18,18 +19,34 @@ constexpr u32 KEYS_AT = 0, QUERY_AT = 2 * TILE, SHARES_AT = QUERY_AT + TILE / 2,
 constexpr u32 TURNS_AT = SLOTS_AT + 4 * 2 * SLOT, DECAYS_AT = TURNS_AT + 4 * 8 * MAX_TURNS;
 constexpr u32 TOTALS_AT = DECAYS_AT + 2 * 4 * HEADS;
 constexpr u32 SEEN_AT = TOTALS_AT + 2 * 4 * HEADS, BARRIERS_AT = SEEN_AT + 8 * 32;
-constexpr u32 BYTES = BARRIERS_AT + 8 * 10;
+constexpr u32 BYTES = BARRIERS_AT + 8 * 8;
 
 struct Arguments {
     const u16 *q;              // [tokens, heads, 512] bf16
     const float *sink;         // [heads]
     u16 *out;                  // [tokens, heads, 512] bf16
     const float *frequencies;  // [rope / 2]
-    const u64 *places;         // [tokens, keys] addresses of packed rows, one more where a token does not see the key
+    const u8 *rows, *ring;     // packed window rows: of the step's tokens, of those before
+    const u64 *places;         // [tokens, tiles, 64] where the rows of keys lie, see places.cu
+    const int2 *tiles;         // [tokens] tiles to read: of the window, at least one, and of all keys
     const int *positions;      // [tokens]
     long groups, items, rope;  // groups of 64 heads; those of all tokens; columns that turn, the last ones
-    long num_tiles, window_tiles;  // of an item's keys; those of its window, which come first
+    long num_tiles, window_tiles;  // that a token has places for; those of its window, which come first
 };
+
+// An item, or the last one; its token; the tiles of its keys that are read.
+__device__ inline int within(const Arguments &a, int item) { return min(item, int(a.items) - 1); }
+__device__ inline int token_of(const Arguments &a, int item) {
+    return int(a.groups) == 1 ? item : item / int(a.groups);
+}
+__device__ inline int tiles_of(const Arguments &a, int item) { return a.tiles[token_of(a, within(a, item))].y; }
+// Those of the window in even lanes and of all keys in odd ones: what is the same in all lanes is waited for at once.
+__device__ inline int lane_tiles(const Arguments &a, int item) {
+    int tiles;
+    asm volatile("ld.global.b32 %0, [%1];"
+                 : "=r"(tiles) : "l"(&a.tiles[token_of(a, within(a, item))].x + threadIdx.x % 2));
+    return tiles;
+}
 
 // For each eight keys of a tile, a word: four bits of ones a key that the token sees.
 __device__ inline u32 seen(u32 shared, u32 tile) { return shared + SEEN_AT + tile % 8 * 32; }
@@ -39,9 +56,14 @@ __device__ inline u32 shared_out(u32 shared, u32 buffer) { return shared + BARRI
 __device__ inline u32 used(u32 shared, u32 buffer, u32 half) {
     return shared + BARRIERS_AT + 32 + 16 * buffer + 8 * half;
 }
-// Of the half of the queries that lies in shared memory: it is there; it may be replaced.
-__device__ inline u32 queries_there(u32 shared) { return shared + BARRIERS_AT + 64; }
-__device__ inline u32 queries_used(u32 shared) { return shared + BARRIERS_AT + 72; }
+
+// Waits for the threads of the group that keeps the queries.
+__device__ inline void group_meets() { asm volatile("bar.sync 1, 128;" ::: "memory"); }
+
+// Asks the second cache for bytes of global memory.
+__device__ inline void prefetch(const void *from, u32 bytes) {
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+}
 
 __device__ inline u32 halves(u32 x, u32 y) { return __byte_perm(x, y, 0x5410); }       // low halves of both
 __device__ inline u32 high_halves(u32 x, u32 y) { return __byte_perm(x, y, 0x7632); }  // high halves of both

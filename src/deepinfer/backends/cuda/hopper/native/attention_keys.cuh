@@ -49,122 +49,100 @@ __device__ inline void copy_piece_if(bool copies, u32 to, const u8 *from) {
                  "@copies cp.async.cg.shared.global [%0], [%1], 16;\n}" ::"r"(to), "l"(from), "r"(int(copies)) : "memory");
 }
 
-// Keeps what follows from a number from being computed before, and held in registers in between.
-template <class T>
-__device__ inline void forget(T &x) { asm volatile("" : "+r"(x)); }
-
 // A slot has eight lines, each of one window row, or of entries `row` and `row` + 32. Eight lines meet all banks. A lane
 // brings 16 bytes of every 64 of line lane / 4.
 struct Supply {
     const Arguments &a;
-    const u32 shared, to;         // to: this lane's bytes of the first slot
+    const u32 shared, to;  // to: this lane's bytes of the first slot
     const int warp, row, part;
-    u32 number;                   // of slots filled so far
-    int item, next_tile;          // whose places come next
-    const u64 *places;
-    u64 first, second;            // of rows `row` and `row` + 32 of the next tile
+    u32 number;            // of slots filled so far
+    u64 first, second;     // places of rows `row` and `row` + 32 of the next tile
 
     __device__ Supply(const Arguments &a, u32 shared, int warp, int lane)
         : a(a), shared(shared), to(shared + SLOTS_AT + warp * 2 * SLOT + lane / 4 * PITCH + lane % 4 * 16), warp(warp),
-          row(lane / 4), part(lane % 4), number(0), item(blockIdx.x), next_tile(0) {
-        begin_item();
-        read_places();
+          row(lane / 4), part(lane % 4), number(0) {}
+
+    // This lane's places of an item.
+    __device__ const u64 *places_of(int item) const {
+        return a.places + token_of(a, within(a, item)) * a.num_tiles * KEYS + warp * 8 + row;
     }
 
-    __device__ void begin_item() {
-        const int token = int(a.groups) == 1 ? item : item / int(a.groups);
-        places = a.places + token * a.num_tiles * KEYS + warp * 8 + row;
+    __device__ void read_places(const u64 *from) {
+        asm volatile("ld.global.b64 %0, [%1];" : "=l"(first) : "l"(from));
+        asm volatile("ld.global.b64 %0, [%1];" : "=l"(second) : "l"(from + 32));
     }
-
-    __device__ void read_places() {
-        asm volatile("ld.global.b64 %0, [%1];" : "=l"(first) : "l"(places));
-        asm volatile("ld.global.b64 %0, [%1];" : "=l"(second) : "l"(places + 32));
-        places += KEYS;
-        if (++next_tile < int(a.num_tiles)) return;
-        next_tile = 0, item = min(item + int(gridDim.x), int(a.items) - 1);
-        begin_item();
-    }
-
-    __device__ const u8 *piece(u64 place) const { return reinterpret_cast<const u8 *>(place & ~1ull) + part * 16; }
 
     // Notes which keys of a tile, the next one, the token sees.
     __device__ void note_seen(u32 tile) {
-        const u32 x = __ballot_sync(~0u, (first & 1) == 0), y = __ballot_sync(~0u, (second & 1) == 0);
+        const u32 x = __ballot_sync(~0u, !(first & UNSEEN)), y = __ballot_sync(~0u, !(second & UNSEEN));
         if (row + part) return;
         asm volatile("st.shared.b32 [%0], %1;" ::"r"(seen(shared, tile) + warp * 4), "r"(x) : "memory");
         asm volatile("st.shared.b32 [%0], %1;" ::"r"(seen(shared, tile) + warp * 4 + 16), "r"(y) : "memory");
     }
 
+    // How far from the first slot the one filled last is, and the one that is filled next.
+    __device__ u32 filled() const { return (number + 1) % 2 * SLOT; }
     __device__ u32 next_slot() { return to + number++ % 2 * SLOT; }
 
-    // The last 256 columns of eight heads of an item.
-    __device__ void ask_queries(int of, int half) {
-        forget(of);
-        const u32 slot = next_slot();
-        if (of < int(a.items)) {
-            const long head = long(of) * HEADS + half * 32 + warp * 8 + row;
-            const u8 *from = reinterpret_cast<const u8 *>(a.q + head * DIM);
-#pragma unroll
-            for (int i = 0; i < 4; ++i) prefetch(from + part * 32 + 128 * i);
-#pragma unroll
-            for (int i = 0; i < 8; ++i) copy_piece(slot + 64 * i, from + DIM + part * 16 + 64 * i);
-        }
-        commit();
+    __device__ const u8 *window_row(u64 place) const {
+        return (place & IN_ROWS ? a.rows : a.ring) + (place & ~u64(UNSEEN | IN_ROWS));
     }
 
     // Eight window rows of a half of a tile.
-    __device__ void ask_window(u32 tile, int half) {
-        if (!half) note_seen(tile);
+    __device__ void ask_window(u64 place) {
         const u32 slot = next_slot();
-        const u8 *from = piece(half ? second : first);
+        const u8 *from = window_row(place) + part * 16;
 #pragma unroll
         for (int i = 0; i < 8; ++i) copy_piece(slot + 64 * i, from + 64 * i);
         copy_piece_if(part == 0, slot + DIM, from + DIM);
         commit();
-        if (half) read_places();
     }
 
-    // 16 entries of a tile.
+    // The first half of an item's first tile, if there is such an item.
+    __device__ void ask_item(u32 tile, int item) {
+        if (item < int(a.items)) {
+            note_seen(tile);
+            ask_window(first);
+        } else {
+            ++number, commit();
+        }
+    }
+
+    __device__ const u8 *entry(u64 place) const {
+        return reinterpret_cast<const u8 *>(place & ~u64(UNSEEN)) + part * 16;
+    }
+
+    // Piece i of 16 entries, 0 .. 3.
+    __device__ void ask_piece(u32 slot, const u8 *(&from)[2], int i, bool asks) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            copy_piece_if(asks, slot + half * ENTRY_ROW + 64 * i, from[half] + 64 * i);
+            if (i == 3) copy_piece_if(asks && part < 2, slot + half * ENTRY_ROW + 256, from[half] + 256);
+        }
+    }
+
     __device__ void ask_entries(u32 tile) {
         note_seen(tile);
         const u32 slot = next_slot();
-        const u8 *from[2] = {piece(first), piece(second)};
+        const u8 *from[2] = {entry(first), entry(second)};
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const u32 there = slot + half * ENTRY_ROW;
-#pragma unroll
-            for (int i = 0; i < 4; ++i) copy_piece(there + 64 * i, from[half] + 64 * i);
-            copy_piece_if(part < 2, there + 256, from[half] + 256);
-        }
+        for (int i = 0; i < 4; ++i) ask_piece(slot, from, i, true);
         commit();
-        read_places();
     }
 
     __device__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-    // Waits for all rows but those last asked for; how far from the first slot they are.
-    __device__ u32 ready() const {
-        asm volatile("cp.async.wait_group 1;" ::: "memory");
+    // Waits for all rows but those asked for last, or for those too.
+    template <int LEFT>
+    __device__ void wait_rows() const {
+        asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
         __syncwarp();
-        return number % 2 * SLOT;
     }
 };
 
 // ---- widening. A lane takes a quarter of the columns of row lane % 8: eight lanes that load or store at once meet all
 // banks. `from`: where its first stretch is packed; `to`: where piece 0 of its first stretch goes, of which others are
 // panels away, or have bits 4 to 6 changed.
-
-__device__ inline void widen_queries(u32 from, u32 to) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i, from += 64) {
-        const Four x[4] = {pairs_of(load(from)), pairs_of(load(from + 16)), pairs_of(load(from + 32)),
-                           pairs_of(load(from + 48))};
-        store(to ^ (64 * i), {x[0].a, x[1].a, x[2].a, x[3].a});
-        store(to ^ (64 * i + 16), {x[0].b, x[1].b, x[2].b, x[3].b});
-        store(to ^ (64 * i + 32), {x[0].c, x[1].c, x[2].c, x[3].c});
-        store(to ^ (64 * i + 48), {x[0].d, x[1].d, x[2].d, x[3].d});
-    }
-}
 
 // Stretches are loaded while those before are widened.
 __device__ inline void widen_window(u32 from, u32 scales_from, u32 to) {
@@ -195,14 +173,18 @@ __device__ inline void widen_stretch(Four x, u32 bits, u32 to) {
     store(to ^ 48, {odd_pair(y.a, first), odd_pair(y.b, first), odd_pair(y.c, last), odd_pair(y.d, last)});
 }
 
-__device__ inline void widen_entries(u32 from, u32 scales_from, u32 to) {
+// Asks for 16 entries of the next tile meanwhile: all at once would keep what is widened waiting for them.
+template <bool ASKS>
+__device__ inline void widen_entries(u32 from, u32 scales_from, u32 to, Supply &supply, u32 slot, bool asks) {
     u32 scales[2];
     asm volatile("ld.shared.v2.b32 {%0,%1}, [%2];" : "=r"(scales[0]), "=r"(scales[1]) : "r"(scales_from));
+    const u8 *rows[2] = {supply.entry(supply.first), supply.entry(supply.second)};
     Four x = load(from);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         Four next;
         if (i < 3) next = load(from + 16 * (i + 1));
+        if (ASKS) supply.ask_piece(slot, rows, i, asks);
         const u32 two = scales[i / 2];
         const u32 bits = i % 2 ? (two >> 12 & 0x7F0) | (two >> 4 & 0x07F00000)
                                : (two & 0x7F) << 4 | (two & 0x7F00) << 12;
@@ -213,39 +195,38 @@ __device__ inline void widen_entries(u32 from, u32 scales_from, u32 to) {
 
 __device__ inline void widen(const Arguments &a, u32 shared, int thread) {
     const int warp = thread / 32, row = thread % 8, part = thread % 32 / 8;
-    const u32 own = (warp * 8 + row) * 128 + row * 16;  // in the other half of a tile, columns are swizzled alike
-    u32 queries = shared + QUERY_AT + part * PANEL + own;
-    const u32 keys = shared + KEYS_AT + part * 2 * PANEL + own;
+    // In the other half of a tile, columns are swizzled alike.
+    const u32 keys = shared + KEYS_AT + part * 2 * PANEL + (warp * 8 + row) * 128 + row * 16;
     const u32 line = shared + SLOTS_AT + warp * 2 * SLOT + row * PITCH;
-    const int window_tiles = int(a.window_tiles), entry_tiles = int(a.num_tiles) - window_tiles;
     Supply supply(a, shared, warp, thread % 32);
-    u32 tile = 0, items = 0;  // so far
-    supply.ask_queries(blockIdx.x, 0);
+    u32 tile = 0;  // so far
+    int numbers = lane_tiles(a, blockIdx.x);
+    supply.read_places(supply.places_of(blockIdx.x));
+    supply.ask_item(0, blockIdx.x);
 #pragma unroll 1
-    for (int item = blockIdx.x; item < int(a.items); item += gridDim.x, ++items) {
-        const int next = item + gridDim.x;
-        forget(queries);
-#pragma unroll 1
-        for (u32 half = 0; half < 2; ++half) {
-            if (half == 0) supply.ask_queries(item, 1);
-            else supply.ask_window(tile, 0);
-            const u32 from = line + supply.ready();
-            if (items) wait(queries_used(shared), (items - 1) & 1);
-            widen_queries(from + part * 128, queries + half * HALF);
-            __syncwarp();
-        }
-        publish();
-        warp_arrive(queries_there(shared));
+    for (int item = blockIdx.x; item < int(a.items); item += gridDim.x) {
+        const int next = item + gridDim.x, window_tiles = __shfl_sync(~0u, numbers, 0);
+        const int entry_tiles = __shfl_sync(~0u, numbers, 1) - window_tiles;
+        const u64 *places = supply.places_of(item);
+        numbers = lane_tiles(a, next);
 #pragma unroll 1
         for (int left = window_tiles - 1; left >= 0; --left, ++tile) {
             const u32 buffer = tile & 1, to = keys + buffer * TILE;
 #pragma unroll 1
             for (u32 half = 0; half < 2; ++half) {
-                if (half == 0) supply.ask_window(tile, 1);
-                else if (left) supply.ask_window(tile + 1, 0);
-                else if (entry_tiles) supply.ask_entries(tile + 1);
-                else supply.ask_queries(next, 0);
-                const u32 from = line + supply.ready();
+                const u32 from = line + supply.filled();
+                if (half == 0) {
+                    supply.ask_window(supply.second);
+                    places += left ? KEYS : KEYS * (int(a.window_tiles) - window_tiles + 1);
+                    supply.read_places(left || entry_tiles ? places : supply.places_of(next));
+                } else if (left == 0 && entry_tiles) {
+                    supply.ask_entries(tile + 1);
+                    places += KEYS;
+                    supply.read_places(entry_tiles > 1 ? places : supply.places_of(next));
+                } else {
+                    supply.ask_item(tile + 1, left ? item : next);
+                }
+                supply.wait_rows<1>();
                 if (tile >= 2) wait(used(shared, buffer, half), (tile / 2 - 1) & 1);
                 widen_window(from + part * 128, from + DIM + part * 4, to + half * HALF);
                 __syncwarp();
@@ -255,15 +236,21 @@ __device__ inline void widen(const Arguments &a, u32 shared, int thread) {
         }
 #pragma unroll 1
         for (int left = entry_tiles - 1; left >= 0; --left, ++tile) {
-            const u32 buffer = tile & 1, to = keys + buffer * TILE;
-            if (left) supply.ask_entries(tile + 1);
-            else supply.ask_queries(next, 0);
-            u32 from = line + supply.ready();
-#pragma unroll 1
-            for (u32 half = 0; half < 2; ++half, from += ENTRY_ROW) {
-                if (tile >= 2) wait(used(shared, buffer, half), (tile / 2 - 1) & 1);
-                widen_entries(from + part * 64, from + DIM / 2 + part * 8, to + half * HALF);
+            const u32 buffer = tile & 1, to = keys + buffer * TILE, from = line + supply.filled();
+            supply.wait_rows<0>();
+            u32 slot = 0;
+            if (left) supply.note_seen(tile + 1), slot = supply.next_slot();
+            else supply.ask_item(tile + 1, next);
+            if (tile >= 2) wait(used(shared, buffer, 0), (tile / 2 - 1) & 1);
+            widen_entries<true>(from + part * 64, from + DIM / 2 + part * 8, to, supply, slot, left);
+            if (left) {
+                supply.commit();
+                places += KEYS;
+                supply.read_places(left > 1 ? places : supply.places_of(next));
             }
+            if (tile >= 2) wait(used(shared, buffer, 1), (tile / 2 - 1) & 1);
+            const u32 last = from + ENTRY_ROW;
+            widen_entries<false>(last + part * 64, last + DIM / 2 + part * 8, to + HALF, supply, 0, false);
             publish();
             warp_arrive(widened(shared, buffer));
         }
