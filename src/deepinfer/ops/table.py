@@ -474,7 +474,9 @@ def build(layers: Mapping[str, Mapping[str, Callable[..., Any]]]) -> Ops:
 
 def one_by_one(ops: Ops) -> Ops:
     """A table of the same ops in which wholes are calls of the others, whatever the backend has for them."""
-    return build({"single": {name: getattr(ops, name) for name in OP_NAMES if name not in WHOLES}})
+    single = build({"single": {name: getattr(ops, name) for name in OP_NAMES if name not in WHOLES}})
+    single.origin.update({name: origin for name, origin in ops.origin.items() if name not in WHOLES})
+    return single
 
 
 def _composed(ops: Ops) -> dict[str, Callable[..., Any]]:

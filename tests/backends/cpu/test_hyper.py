@@ -24,7 +24,8 @@ def enter(model: str, half: str = "attn") -> Case:
     norm = weights.attention_norm(1) if half == "attn" else weights.ffn_norm(1)
 
     def arguments(count: int):
-        return normal(count, sizes.num_streams, sizes.hidden_size), uniform(count, sizes.num_streams, seed=1)
+        streams = normal(count, sizes.num_streams, sizes.hidden_size).bfloat16().float()  # as a mix by tiles has them
+        return streams, uniform(count, sizes.num_streams, seed=1)
 
     return family.case("hyper_enter", "prepare_hyper", (weights.hyper(1, half), norm), arguments)
 
@@ -80,6 +81,15 @@ def test_any_number_of_streams_and_any_width(streams, hidden, rounds):
     case = other(streams, hidden, rounds)
     family.check_against_reference(case, 2e-5)  # the reference leaves out the eps of all divisors but the last
     family.check_bits(case)
+
+
+def test_the_mix_by_tiles_is_that_of_streams_rounded_to_bf16(kind):
+    case = enter("nano")
+    streams, pre = case.arguments(60)
+    uneven = streams * (1 + 0.003 * (uniform(*streams.shape, seed=3) - 0.5))
+    mixes = [case.cpu((given, pre))[1:] for given in (uneven, uneven.bfloat16().float())]
+    difference = max(float((one - other).abs().max()) for one, other in zip(*mixes, strict=True))
+    assert (difference < 1e-4) == (kind == "tiles")  # the mean square is that of the streams as they are
 
 
 def test_numbers_may_lie_apart():

@@ -14,6 +14,7 @@ namespace deepinfer {
 namespace {
 
 constexpr int64_t GRAIN = 2;    // tokens a thread takes at least
+constexpr int64_t WIDEN_GRAIN = 16;
 constexpr int64_t CHUNK = 128;  // tokens whose memory is kept at a time
 
 struct ByteScratch;
@@ -69,12 +70,15 @@ EXPORT int64_t engram(const Engram* engram, const float* streams, const int64_t*
     const int64_t hidden = memory_width / (engram->num_streams + 1), size = engram->num_streams * hidden;
     for (int64_t i = 0; i < tokens * columns; ++i)
         if (rows[i] < 0 || rows[i] >= engram->table_rows) return 1;
-    uint8_t* bytes = scratch<ByteScratch, uint8_t>(window_bytes(dim));
     float* wide = scratch<RowScratch>(std::min(tokens, CHUNK) * width);
     float* memory = scratch<MemoryScratch>(std::min(tokens, CHUNK) * memory_width);
     for (int64_t start = 0; start < tokens; start += CHUNK) {
         const int64_t count = std::min(CHUNK, tokens - start);
-        for (int64_t i = 0; i < count * columns; ++i) widen(*engram, rows[start * columns + i], bytes, wide + i * dim);
+        parallel(count, WIDEN_GRAIN, [=](int64_t first, int64_t last) {
+            uint8_t* bytes = scratch<ByteScratch, uint8_t>(window_bytes(dim));
+            for (int64_t i = first * columns; i < last * columns; ++i)
+                widen(*engram, rows[start * columns + i], bytes, wide + i * dim);
+        });
         gemm(wide, count, width, engram->wkv, memory, memory_width);
         parallel(count, GRAIN, [=](int64_t first, int64_t last) {
             for (int64_t i = first; i < last; ++i) {

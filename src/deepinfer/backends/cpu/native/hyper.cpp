@@ -15,7 +15,7 @@ namespace {
 constexpr int64_t MAX_STREAMS = 16;
 constexpr int64_t MAX_WIDTH = (2 + MAX_STREAMS) * MAX_STREAMS;
 constexpr int64_t GRAIN = 4;         // tokens a thread takes at least
-constexpr int64_t CHUNK = 16;        // tokens whose products are kept at a time
+constexpr int64_t CHUNK = 48;        // tokens whose products are formed together
 constexpr int64_t LEAVE_GRAIN = 8;
 
 struct Mixes {
@@ -103,7 +103,10 @@ void leave(const float* streams, const float* output, int64_t num_streams, int64
     for (int64_t h = 0; h < hidden; h += LANES) {
         Vec old[M ? M : MAX_STREAMS];
         const Vec value = load(output + h, hidden - h);
-        for (int64_t i = 0; i < m; ++i) old[i] = load(streams + i * hidden + h, hidden - h);
+        for (int64_t i = 0; i < m; ++i) {
+            __builtin_prefetch(streams + (m + i) * hidden + h);  // of the next token
+            old[i] = load(streams + i * hidden + h, hidden - h);
+        }
         for (int64_t j = 0; j < m; ++j) {
             Vec total = value * post[j];
             for (int64_t i = 0; i < m; ++i) total = multiply_add(old[i], splat(comb[i * m + j]), total);
@@ -120,7 +123,8 @@ using namespace deepinfer;
 EXPORT void hyper_enter(const Hyper* hyper, const float* streams, const float* pre, int64_t tokens, float* x,
                         float* next_pre, float* post, float* comb) {
     const int64_t m = hyper->num_streams, hidden = hyper->hidden;
-    parallel(tokens, GRAIN, [=](int64_t first, int64_t last) {
+    const int64_t most = num_threads() * CHUNK, pieces = std::max<int64_t>((tokens + most - 1) / most, 1) * num_threads();
+    parallel(tokens, std::max((tokens + pieces - 1) / pieces, GRAIN), [=](int64_t first, int64_t last) {
         enter(*hyper, streams + first * m * hidden, pre + first * m, last - first, x + first * hidden,
               {next_pre + first * m, post + first * m, comb + first * m * m});
     });

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <vector>
 
 #include "activation.h"
 #include "gemm.h"
@@ -18,7 +17,8 @@ namespace {
 
 constexpr int64_t GRAIN = 8;    // tokens a thread takes at least
 constexpr int64_t CHUNK = 128;  // rows whose hidden values are kept at a time
-constexpr int64_t SHARED_ROWS = 256;  // up to here all threads work on each expert
+constexpr int64_t ALONE_TOKENS = 64;  // that a thread takes through all experts by itself at least, ..
+constexpr int64_t MOST_TOKENS = 256;  // .. and at most at a time
 
 struct ScoreScratch;
 struct InputScratch;
@@ -122,84 +122,72 @@ struct Order {
     int64_t* begins;   // [experts + 1] where each expert's pairs begin
 };
 
-// False when an expert does not exist.
-bool sort_pairs(const int32_t* chosen, int64_t count, int64_t num_experts, const Order& order) {
+Order sort_pairs(const int32_t* chosen, int64_t count, int64_t num_experts) {
+    const Order order{scratch<PairScratch, int32_t>(count), scratch<BeginScratch, int64_t>(num_experts + 1)};
     std::fill(order.begins, order.begins + num_experts + 1, 0);
-    for (int64_t i = 0; i < count; ++i) {
-        if (chosen[i] < 0 || chosen[i] >= num_experts) return false;
-        ++order.begins[chosen[i] + 1];
-    }
+    for (int64_t i = 0; i < count; ++i) ++order.begins[chosen[i] + 1];
     for (int64_t e = 0; e < num_experts; ++e) order.begins[e + 1] += order.begins[e];
     int64_t* next = scratch<NextScratch, int64_t>(num_experts);
     std::copy(order.begins, order.begins + num_experts, next);
     for (int64_t i = 0; i < count; ++i) order.pairs[next[chosen[i]]++] = static_cast<int32_t>(i);
-    return true;
+    return order;
 }
 
-// Some sorted pairs of one expert.
-struct Stretch {
-    int64_t expert, first, last;
+// Rows of x rounded to fp8 if the matrix wants that, once for all experts of a token.
+struct Inputs {
+    const float* x;
+    int64_t stride;
 };
 
-std::vector<Stretch> stretches_of(const Order& order, int64_t num_experts) {
-    std::vector<Stretch> stretches;
-    for (int64_t e = 0; e < num_experts; ++e)
-        for (int64_t first = order.begins[e]; first < order.begins[e + 1]; first += CHUNK)
-            stretches.push_back({e, first, std::min(first + CHUNK, order.begins[e + 1])});
-    return stretches;
+Inputs rounded_for(const Matrix& matrix, const float* x, int64_t stride, int64_t tokens) {
+    if (!matrix.rounds) return {x, stride};
+    const int64_t width = matrix.columns;
+    float* rounded = scratch<RoundedScratch>(tokens * width);
+    parallel(tokens, GRAIN, [=](int64_t first, int64_t last) {
+        for (int64_t t = first; t < last; ++t) round_fp8(x + t * stride, width, rounded + t * width);
+    });
+    return {rounded, width};
 }
 
-// outputs [pairs, hidden] of stretches of sorted pairs; x is rounded already where the matrices want it, once for all
-// experts of a token. beside: another feed of the same size, or null.
-void feed_stretches(const Experts& experts, const Stretch* stretches, int64_t count, const Order& order, const float* x,
-                    int64_t stride, const float* share, int64_t k, float* outputs, const Feed* beside) {
-    const int64_t width = experts.gate_up->columns, hidden = experts.down->rows;
-    const int64_t begin = stretches[0].first, rows = stretches[count - 1].last - begin;
+// outputs [last - first, hidden] of the sorted pairs first .. last - 1. beside: another feed of the same size, or null.
+void feed_pairs(const Experts& experts, const Order& order, int64_t first, int64_t last, Inputs inputs,
+                const float* share, int64_t k, float* outputs, const Feed* beside) {
+    const int64_t width = experts.gate_up->columns, hidden = experts.down->rows, rows = last - first;
     const bool is_gathered = !is_tiled(*experts.gate_up);
-    float* inputs = is_gathered ? scratch<InputScratch>(rows * width) : nullptr;
+    float* gathered = is_gathered ? scratch<InputScratch>(rows * width) : nullptr;
     int32_t* tokens = scratch<TokenScratch, int32_t>(rows);
     float* shares = scratch<ShareScratch>(rows);
     for (int64_t i = 0; i < rows; ++i) {
-        const int64_t pair = order.pairs[begin + i];
+        const int64_t pair = order.pairs[first + i];
         tokens[i] = static_cast<int32_t>(pair / k), shares[i] = share[pair];
-        if (is_gathered) std::copy_n(x + tokens[i] * stride, width, inputs + i * width);
+        if (is_gathered) std::copy_n(inputs.x + tokens[i] * inputs.stride, width, gathered + i * width);
     }
-    Feed* feeds = scratch<FeedScratch, Feed>(count + 1);
-    for (int64_t i = 0; i < count; ++i) {
-        const Stretch& one = stretches[i];
-        const int64_t first = one.first - begin;
-        feeds[i] = {&experts.gate_up[one.expert], &experts.down[one.expert], is_gathered ? inputs + first * width : x,
-                    one.last - one.first, is_gathered ? width : stride, shares + first, outputs + one.first * hidden,
-                    true, is_gathered ? nullptr : tokens + first};
+    Feed* feeds = scratch<FeedScratch, Feed>(experts.num_experts + 1);
+    int64_t count = 0;
+    for (int64_t e = 0; e < experts.num_experts; ++e) {
+        const int64_t begin = std::max(order.begins[e], first) - first;
+        const int64_t end = std::min(order.begins[e + 1], last) - first;
+        if (begin >= end) continue;
+        feeds[count++] = {&experts.gate_up[e],
+                          &experts.down[e],
+                          is_gathered ? gathered + begin * width : inputs.x,
+                          end - begin,
+                          is_gathered ? width : inputs.stride,
+                          shares + begin,
+                          outputs + begin * hidden,
+                          true,
+                          is_gathered ? nullptr : tokens + begin};
     }
-    if (beside) feeds[count] = *beside;
-    feed_all(feeds, count + (beside ? 1 : 0), experts.limit);
+    if (beside) feeds[count++] = *beside;
+    feed_all(feeds, count, experts.limit);
 }
 
-// Each token's outputs are added in ascending expert order. beside: fed together with the experts, if all threads work
-// on each of these; or null. False when an expert does not exist.
-bool feed_routed(const Experts& experts, const float* x, int64_t stride, const int32_t* chosen, const float* share,
-                 int64_t tokens, int64_t k, float* out, const Feed* beside) {
-    const int64_t num_experts = experts.num_experts, hidden = experts.down->rows, count = tokens * k;
-    const Order order{scratch<PairScratch, int32_t>(count), scratch<BeginScratch, int64_t>(num_experts + 1)};
-    if (!sort_pairs(chosen, count, num_experts, order)) return false;
-    if (experts.gate_up->rounds) {
-        const int64_t width = experts.gate_up->columns;
-        float* rounded = scratch<RoundedScratch>(tokens * width);
-        parallel(tokens, GRAIN, [=](int64_t first, int64_t last) {
-            for (int64_t t = first; t < last; ++t) round_fp8(x + t * stride, width, rounded + t * width);
-        });
-        x = rounded, stride = width;
-    }
+// All threads work on each expert; each token's outputs are added in ascending expert order.
+void feed_together(const Experts& experts, const Order& order, Inputs inputs, const float* share, int64_t tokens,
+                   int64_t k, float* out, const Feed* beside) {
+    const int64_t hidden = experts.down->rows, count = tokens * k;
     float* outputs = scratch<OutputScratch>(count * hidden);
-    const auto stretches = stretches_of(order, num_experts);
-    const auto num_stretches = static_cast<int64_t>(stretches.size());
-    if (count <= SHARED_ROWS && count > 0)
-        feed_stretches(experts, stretches.data(), num_stretches, order, x, stride, share, k, outputs, beside);
-    else parallel(num_stretches, 1, [&](int64_t begin, int64_t end) {
-        for (int64_t i = begin; i < end; ++i)
-            feed_stretches(experts, &stretches[i], 1, order, x, stride, share, k, outputs, nullptr);
-    });
+    feed_pairs(experts, order, 0, count, inputs, share, k, outputs, beside);
     int32_t* places = scratch<PlaceScratch, int32_t>(count);  // [tokens, k] of a token's outputs, ascending
     int32_t* found = scratch<FoundScratch, int32_t>(tokens);
     std::fill(found, found + tokens, 0);
@@ -216,7 +204,21 @@ bool feed_routed(const Experts& experts, const float* x, int64_t stride, const i
             }
         }
     });
-    return true;
+}
+
+// The same on the calling thread, one expert after the other.
+void feed_alone(const Experts& experts, const Order& order, Inputs inputs, const float* share, int64_t tokens,
+                int64_t k, float* out) {
+    const int64_t hidden = experts.down->rows;
+    std::fill_n(out, tokens * hidden, 0.0f);
+    for (int64_t e = 0; e < experts.num_experts; ++e)
+        for (int64_t first = order.begins[e]; first < order.begins[e + 1]; first += CHUNK) {
+            const int64_t last = std::min(first + CHUNK, order.begins[e + 1]);
+            float* outputs = scratch<OutputScratch>(CHUNK * hidden);
+            feed_pairs(experts, order, first, last, inputs, share, k, outputs, nullptr);
+            for (int64_t i = first; i < last; ++i)
+                add(out + order.pairs[i] / k * hidden, outputs + (i - first) * hidden, hidden);
+        }
 }
 
 // Whether products with both can be formed together.
@@ -228,19 +230,60 @@ bool are_alike(const Experts& one, const Experts& other) {
     return are_alike(*one.gate_up, *other.gate_up) && are_alike(*one.down, *other.down) && one.limit == other.limit;
 }
 
+// Tokens with their experts, and the one that all share or null.
+struct Routed {
+    const Experts &experts, *shared;
+    const float* x;
+    int64_t stride;
+    const int32_t* chosen;
+    const float* share;
+    int64_t k;
+};
+
+// All threads work on each expert; the shared one is one more of them if it is of their size.
+void feed_few(const Routed& all, int64_t tokens, float* out) {
+    const int64_t hidden = all.experts.down->rows;
+    const Order order = sort_pairs(all.chosen, tokens * all.k, all.experts.num_experts);
+    const Inputs inputs = rounded_for(*all.experts.gate_up, all.x, all.stride, tokens);
+    if (!all.shared) return feed_together(all.experts, order, inputs, all.share, tokens, all.k, out, nullptr);
+    const Feed feed{all.shared->gate_up, all.shared->down, all.x, tokens, all.stride, nullptr, out, false, nullptr};
+    const bool is_beside = are_alike(*all.shared, all.experts);
+    float* routed = scratch<SumScratch>(tokens * hidden);
+    feed_together(all.experts, order, inputs, all.share, tokens, all.k, routed, is_beside ? &feed : nullptr);
+    if (is_beside) add(out, routed, tokens * hidden);
+    else shared_expert(all.shared, all.x, all.stride, routed, tokens, out);
+}
+
+// Each thread takes tokens of its own through all experts.
+void feed_many(const Routed& all, int64_t tokens, float* out) {
+    const int64_t hidden = all.experts.down->rows, most = num_threads() * MOST_TOKENS;
+    const int64_t pieces = (tokens + most - 1) / most * num_threads();
+    parallel(tokens, (tokens + pieces - 1) / pieces, [&](int64_t first, int64_t last) {
+        const float* x = all.x + first * all.stride;
+        float* to = out + first * hidden;
+        const Order order = sort_pairs(all.chosen + first * all.k, (last - first) * all.k, all.experts.num_experts);
+        const Inputs inputs = rounded_for(*all.experts.gate_up, x, all.stride, last - first);
+        float* routed = all.shared ? scratch<SumScratch>((last - first) * hidden) : to;
+        feed_alone(all.experts, order, inputs, all.share + first * all.k, last - first, all.k, routed);
+        if (all.shared) shared_expert(all.shared, x, all.stride, routed, last - first, to);
+    });
+}
+
+// False when an expert does not exist.
+bool feed_routed(const Routed& all, int64_t tokens, float* out) {
+    const int64_t num_experts = all.experts.num_experts;
+    const auto is_wrong = [=](int32_t expert) { return expert < 0 || expert >= num_experts; };
+    if (std::any_of(all.chosen, all.chosen + tokens * all.k, is_wrong)) return false;
+    if (tokens >= ALONE_TOKENS * num_threads()) feed_many(all, tokens, out);
+    else if (tokens) feed_few(all, tokens, out);
+    return true;
+}
+
 }  // namespace
 
-// Of few tokens the shared expert is one more of those that all threads work on.
 int64_t all_experts(const Experts& experts, const Experts& shared, const float* x, int64_t stride,
                     const int32_t* chosen, const float* share, int64_t tokens, int64_t k, float* out) {
-    const int64_t hidden = experts.down->rows;
-    float* routed = scratch<SumScratch>(tokens * hidden);
-    const Feed feed{shared.gate_up, shared.down, x, tokens, stride, nullptr, out, false, nullptr};
-    const bool is_beside = tokens * k <= SHARED_ROWS && tokens * k > 0 && are_alike(shared, experts);
-    if (!feed_routed(experts, x, stride, chosen, share, tokens, k, routed, is_beside ? &feed : nullptr)) return 1;
-    if (is_beside) add(out, routed, tokens * hidden);
-    else shared_expert(&shared, x, stride, routed, tokens, out);
-    return 0;
+    return feed_routed({experts, &shared, x, stride, chosen, share, k}, tokens, out) ? 0 : 1;
 }
 
 }  // namespace deepinfer
@@ -269,7 +312,7 @@ EXPORT void route(const Router* router, const float* x, int64_t stride, const ui
 // Returns 0, or 1 when an expert does not exist.
 EXPORT int64_t experts(const Experts* experts, const float* x, int64_t stride, const int32_t* chosen,
                        const float* share, int64_t tokens, int64_t k, float* out) {
-    return feed_routed(*experts, x, stride, chosen, share, tokens, k, out, nullptr) ? 0 : 1;
+    return feed_routed({*experts, nullptr, x, stride, chosen, share, k}, tokens, out) ? 0 : 1;
 }
 
 // out = routed + expert(x)
