@@ -66,8 +66,9 @@ def other(streams: int, hidden: int, rounds: int) -> Case:
 
 @pytest.mark.parametrize("make", [enter, leave, following])
 @pytest.mark.parametrize("model", MODELS)
-def test_results_are_those_of_the_reference(make, model):
-    family.check_against_reference(make(model), LIMIT)
+def test_results_are_those_of_the_reference(make, model, kind):
+    rounds = make is following and kind == "tiles"  # its streams to bf16, for the mix
+    family.check_against_reference(make(model), 3e-3 if rounds else LIMIT)
 
 
 @pytest.mark.parametrize("make", [enter, leave, following])
