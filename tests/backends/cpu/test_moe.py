@@ -90,6 +90,15 @@ def test_a_token_has_the_same_bits_alone_and_among_others(make, model):
     family.check_bits(make(model))
 
 
+def test_threads_that_take_tokens_through_all_experts_give_the_same_bits():
+    case = experts("nano")
+    arguments = case.arguments(300)
+    few = [case.cpu(family.rows(arguments, first, first + 20))[0] for first in range(0, 300, 20)]
+    for threads in (1, 2, 3):
+        with pair.threads(threads):
+            assert torch.equal(case.cpu(arguments)[0], torch.cat(few))
+
+
 @pytest.mark.parametrize("limit", [0.0, 0.7])
 def test_any_width_and_limit(limit):
     family.check_against_reference(other_experts(limit), LIMIT)
