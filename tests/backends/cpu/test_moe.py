@@ -156,6 +156,22 @@ def test_one_expert_may_get_every_token_or_none():
     assert family.golden.row_error(actual, expected) <= LIMIT
 
 
+@pytest.mark.parametrize("count", [0, 1, 3, 100])
+def test_tokens_without_experts_get_zeros(count):
+    x, none = normal(count, 50), torch.empty(count, 0)
+    assert torch.equal(other_experts(0.0).cpu((x, none.int(), none))[0], torch.zeros(count, 50))
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 3])
+@pytest.mark.parametrize("count", [127, 129, 193, 600])
+def test_threads_that_take_tokens_of_their_own_give_the_same_bits(count, num_threads):
+    case = other_experts(0.0)
+    arguments = case.arguments(count)
+    expected = torch.cat([case.cpu(family.rows(arguments, token, token + 1))[0] for token in range(count)])
+    with pair.threads(num_threads):
+        assert torch.equal(case.cpu(arguments)[0], expected)
+
+
 @pytest.mark.parametrize("expert", [-1, 5, 2**31 - 1])
 def test_an_expert_that_does_not_exist_is_refused(expert):
     x, chosen, share = other_experts(0.0).arguments(3)

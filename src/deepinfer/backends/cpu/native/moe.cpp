@@ -89,6 +89,7 @@ struct Feed {
 
 // out = down(swiglu(gate_up x) * share) for experts of one size.
 void feed_all(const Feed* feeds, int64_t count, float limit) {
+    if (!count) return;
     const int64_t inner = feeds->down->columns, hidden = feeds->down->rows;
     int64_t rows = 0;
     for (int64_t i = 0; i < count; ++i) rows += feeds[i].rows;
