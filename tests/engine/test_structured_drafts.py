@@ -118,11 +118,11 @@ def test_preemption_in_the_middle_of_a_grammar_changes_nothing(plain: LLM, is_as
 def test_stop_texts_inside_json_cut_where_they_do_without_drafts(plain: LLM, knowing: LLM) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "string", "maxLength": 6}, "b": {"enum": ["stop", "x"]}}}
     form = {"json": {**schema, "required": ["a", "b"]}}
-    whole, _ = both(plain, knowing, seeded(form))
+    whole, _ = both(plain, knowing, seeded(form, max_tokens=150))
     assert set(json.loads(whole.text)) == {"a", "b"}
     for stop in (whole.text[1:4], ":", '"b"', "}", whole.text[-4:-1]):
         for is_kept in (False, True):
-            params = seeded(form, stop=stop, include_stop_str_in_output=is_kept)
+            params = seeded(form, stop=stop, include_stop_str_in_output=is_kept, max_tokens=150)
             expected, found = both(plain, knowing, params)
             assert told(found) == told(expected) and found.stop_reason == stop
             assert found.text == whole.text[: whole.text.index(stop) + len(stop) * is_kept]

@@ -112,11 +112,11 @@ def test_tiles_of_which_a_token_sees_nothing_are_left_out_and_places_found_once_
     entry[200:210] = 2
     assert torch.equal(tiles.cpu(), torch.stack([window, window + entry], 1).int())
 
-    other_rows, other_ring = rows.flip(0), ring.flip(1)  # another layer's
-    shared = pair.hopper().attend(q, other_rows, batch, other_ring, pages, entries, prepared)
+    other_rows = rows.flip(0)  # another layer's
+    shared = pair.hopper().attend(q, other_rows, batch, ring, pages, entries, prepared)
     assert sum(key[0] == "places of keys" for key in batch.derived) == 1
     fresh = dataclasses.replace(batch)
-    assert torch.equal(shared, pair.hopper().attend(q, other_rows, fresh, other_ring, pages, entries, prepared))
+    assert torch.equal(shared, pair.hopper().attend(q, other_rows, fresh, ring, pages, entries, prepared))
     assert not torch.equal(shared, together)
     pair.hopper().attend(q, rows, batch, ring, pages, entries.clone(), prepared)
     assert sum(key[0] == "places of keys" for key in batch.derived) == 2
