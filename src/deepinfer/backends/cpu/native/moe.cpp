@@ -17,8 +17,8 @@ namespace {
 
 constexpr int64_t GRAIN = 8;    // tokens a thread takes at least
 constexpr int64_t CHUNK = 128;  // rows whose hidden values are kept at a time
-constexpr int64_t ALONE_TOKENS = 64;  // that a thread takes through all experts by itself at least, ..
-constexpr int64_t MOST_TOKENS = 256;  // .. and at most at a time
+constexpr int64_t ALONE_ROWS = 16;    // of each expert on average, so that a thread takes tokens through all by itself
+constexpr int64_t MOST_TOKENS = 256;  // that it takes at a time
 
 struct ScoreScratch;
 struct InputScratch;
@@ -275,7 +275,7 @@ bool feed_routed(const Routed& all, int64_t tokens, float* out) {
     const int64_t num_experts = all.experts.num_experts;
     const auto is_wrong = [=](int32_t expert) { return expert < 0 || expert >= num_experts; };
     if (std::any_of(all.chosen, all.chosen + tokens * all.k, is_wrong)) return false;
-    if (tokens >= ALONE_TOKENS * num_threads()) feed_many(all, tokens, out);
+    if (tokens * all.k >= ALONE_ROWS * num_experts * num_threads()) feed_many(all, tokens, out);
     else if (tokens) feed_few(all, tokens, out);
     return true;
 }
