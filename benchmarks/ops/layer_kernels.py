@@ -137,7 +137,7 @@ def main() -> None:
     torch.manual_seed(0)
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, context {args.context}")
     ops = sizes.Bench(args.context, [], compares=False).ours
-    keep_share(ops)
+    keep_share(ops, 64)
     parts = [make_parts(ops) for _ in range(args.layers)]
     for tokens in map(int, args.tokens.split(",")):
         show(ops, parts, tokens, args.context)

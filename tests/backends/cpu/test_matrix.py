@@ -16,6 +16,7 @@ from deepinfer.backends.cpu.matrix import (
     FLOAT32,
     TILED_BFLOAT16,
     TILED_E4M3,
+    TO_FP8,
     MatrixStruct,
     multiply,
     prepare_groups,
@@ -216,7 +217,7 @@ def test_what_does_not_fit_is_refused():
 @pytest.mark.parametrize("size", [1e-30, 1e-4, 1.0, 447.0, 448.0, 449.0, 1e18])
 def test_inputs_are_rounded_to_fp8_as_the_reference_rounds_them(size):
     unit = torch.full((1, 1), 127, dtype=torch.uint8).view(torch.float8_e8m0fnu)
-    same = prepare_matrix(Weight(torch.eye(32).to(torch.float8_e4m3fn), unit), rounds=True)
+    same = prepare_matrix(Weight(torch.eye(32).to(torch.float8_e4m3fn), unit), rounding=TO_FP8)
     x = vectors(60, 32) * size
     x[:20] *= torch.logspace(-8, 0, 32)  # far apart within a block
     x[20] = 0

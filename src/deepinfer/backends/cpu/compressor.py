@@ -10,7 +10,7 @@ from torch import Tensor
 
 from deepinfer.backends.cpu.batch import batch_address, write_cache
 from deepinfer.backends.cpu.library import native
-from deepinfer.backends.cpu.matrix import Matrix, MatrixStruct, prepare_matrix
+from deepinfer.backends.cpu.matrix import TO_BF16, Matrix, MatrixStruct, prepare_matrix
 from deepinfer.backends.cpu.projections import MAX_PAIRS
 from deepinfer.backends.cpu.tensors import FLOAT, LONG, POINTER, numbers, rows_of
 from deepinfer.ops.batch import TokenBatch
@@ -60,7 +60,7 @@ def prepare_compressor(compressor: CompressorWeights) -> CpuCompressor:
         f"a compressor of ratio {compressor.ratio} has wgate only above ratio 1",
     )
     parts = (compressor.wkv,) if compressor.wgate is None else (compressor.wkv, compressor.wgate)
-    rows, index_wk = prepare_matrix(*parts, rounds_to_bf16=True), prepare_matrix(compressor.index_wk)
+    rows, index_wk = prepare_matrix(*parts, rounding=TO_BF16), prepare_matrix(compressor.index_wk)
     norm, index_norm = numbers(compressor.norm.weight.value), numbers(compressor.index_norm.weight.value)
     frequencies = rope_frequencies(compressor.rope, torch.device("cpu")).contiguous()
     dim, index_dim, pairs = index_wk.columns, index_wk.rows, len(frequencies)

@@ -11,7 +11,7 @@ from torch import Tensor
 from deepinfer.backends.cpu.embedding import CpuHead, HeadStruct, head
 from deepinfer.backends.cpu.hyper import MAX_STREAMS
 from deepinfer.backends.cpu.library import native, short_native
-from deepinfer.backends.cpu.matrix import Matrix, MatrixStruct, prepare_matrix
+from deepinfer.backends.cpu.matrix import TO_FP8, Matrix, MatrixStruct, prepare_matrix
 from deepinfer.backends.cpu.tensors import FLOAT, POINTER, dense, empty, numbers, rows_of
 from deepinfer.backends.cpu.tokens import best_logprobs, best_tokens
 from deepinfer.errors import ShapeError
@@ -57,7 +57,7 @@ def prepare_draft(draft: DraftWeights, head: CpuHead) -> CpuDraft:
     """Pack the weights; the output matrix is the one that `head` holds."""
     norm, main_norm = numbers(draft.norm.weight.value), numbers(draft.main_norm.weight.value)
     expect("draft norm", norm, (head.matrix.columns,))
-    main_proj = prepare_matrix(draft.main_proj, rounds=True)
+    main_proj = prepare_matrix(draft.main_proj, rounding=TO_FP8)
     markov_head, confidence = prepare_matrix(draft.markov_head), prepare_matrix(draft.confidence)
     embed = draft.markov_embed.value.contiguous()
     expect("draft main norm", main_norm, (main_proj.rows,))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from deepinfer.backends.cpu.library import native
-from deepinfer.backends.cpu.matrix import Matrix, MatrixStruct, prepare_matrix
+from deepinfer.backends.cpu.matrix import TO_FP8, Matrix, MatrixStruct, prepare_matrix
 from deepinfer.backends.cpu.tensors import FLOAT, LONG, POINTER, dense, numbers
 from deepinfer.errors import ShapeError
 from deepinfer.ops.reference.shapes import expect, require
@@ -45,7 +45,7 @@ class CpuEngram:
 
 def prepare_engram(engram: EngramWeights) -> CpuEngram:
     """Pack wkv and the norm weights."""
-    wkv = prepare_matrix(engram.wkv, rounds=True)
+    wkv = prepare_matrix(engram.wkv, rounding=TO_FP8)
     require(engram.table.scale is not None, "an engram table has scales")
     assert engram.table.scale is not None
     values, scales = engram.table.value.contiguous(), engram.table.scale.contiguous()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from deepinfer.backends.cpu.library import native
-from deepinfer.backends.cpu.matrix import Matrix, MatrixStruct, prepare_matrix
+from deepinfer.backends.cpu.matrix import TO_BF16, Matrix, MatrixStruct, prepare_matrix
 from deepinfer.backends.cpu.tensors import FLOAT, LONG, POINTER, dense, numbers
 from deepinfer.ops.reference.shapes import expect, require
 from deepinfer.ops.values import Mix
@@ -49,7 +49,7 @@ class CpuHyper:
 
 def prepare_hyper(hyper: HyperWeights, norm: NormWeights) -> CpuHyper:
     """Pack the mix weights; the scale of each share becomes a gain per column."""
-    fn = prepare_matrix(hyper.fn, rounds_to_bf16=True)
+    fn = prepare_matrix(hyper.fn, rounding=TO_BF16)
     streams = next((m for m in range(1, MAX_STREAMS + 1) if (2 + m) * m == fn.rows), 0)
     require(streams > 0, f"hyper fn has {fn.rows} rows; it must have (2 + m) * m for m <= {MAX_STREAMS} streams")
     hidden = norm.weight.value.shape[0]

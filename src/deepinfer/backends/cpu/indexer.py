@@ -10,7 +10,7 @@ from torch import Tensor
 
 from deepinfer.backends.cpu.batch import batch_address, read_cache
 from deepinfer.backends.cpu.library import native
-from deepinfer.backends.cpu.matrix import Matrix, MatrixStruct, prepare_matrix
+from deepinfer.backends.cpu.matrix import TO_FP8, Matrix, MatrixStruct, prepare_matrix
 from deepinfer.backends.cpu.projections import MAX_PAIRS
 from deepinfer.backends.cpu.tensors import LONG, POINTER, dense, rows_of
 from deepinfer.ops.batch import TokenBatch
@@ -72,7 +72,7 @@ class CpuIndexer:
 
 def prepare_indexer(indexer: IndexerWeights) -> CpuIndexer:
     """Pack the weights."""
-    wq_b, weights_proj = prepare_matrix(indexer.wq_b, rounds=True), prepare_matrix(indexer.weights_proj)
+    wq_b, weights_proj = prepare_matrix(indexer.wq_b, rounding=TO_FP8), prepare_matrix(indexer.weights_proj)
     heads = indexer.num_heads
     require(wq_b.rows % heads == 0, f"index wq_b has {wq_b.rows} rows; it must be a multiple of its {heads} heads")
     require(weights_proj.rows == heads, f"index weights_proj has {weights_proj.rows} rows; it must have {heads}")

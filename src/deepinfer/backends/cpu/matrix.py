@@ -61,11 +61,11 @@ class Matrix:
     columns: int
 
 
-def prepare_matrix(*weights: Weight, rounds: bool = False, rounds_to_bf16: bool = False) -> Matrix:
+def prepare_matrix(*weights: Weight, rounding: int = UNROUNDED) -> Matrix:
     """One matrix, or several stacked by rows that share their input; each may have a leading stack dimension.
 
-    rounds: if the weights are fp8 or fp4, the input of a product is rounded to fp8 in blocks of 32.
-    rounds_to_bf16: where tiles form products of one bf16 number for each input, the input is rounded to that.
+    rounding: of the input of a product. TO_FP8: in blocks of 32, if the weights are fp8 or fp4. TO_BF16: where tiles
+    form products of one bf16 number for each input.
     """
     stored = {_format(weight) for weight in weights}
     require(len(stored) == 1, "matrices that share their input must all be stored in the same format")
@@ -73,11 +73,12 @@ def prepare_matrix(*weights: Weight, rounds: bool = False, rounds_to_bf16: bool 
     parts = [_stacked(weight, number_format) for weight in weights]
     stack, columns = len(parts[0].value), parts[0].value.shape[2] * (2 if number_format == E2M1 else 1)
     rows = sum(part.value.shape[1] for part in parts)
-    rounds = rounds and ROUNDS_INPUTS and number_format in (E4M3, E2M1)
+    if not ROUNDS_INPUTS or (rounding == TO_FP8 and number_format not in (E4M3, E2M1)):
+        rounding = UNROUNDED
     require(
-        not rounds or columns % BLOCK == 0, f"a product that rounds its input has {columns} columns, no whole blocks"
+        rounding != TO_FP8 or columns % BLOCK == 0,
+        f"a product that rounds its input has {columns} columns, no whole blocks",
     )
-    rounding = TO_FP8 if rounds else TO_BF16 if rounds_to_bf16 and ROUNDS_INPUTS else UNROUNDED
     panels, blocks, layout = -(-rows // PANEL), -(-columns // BLOCK), _layout(parts, number_format, rounding)
     if rounding == TO_BF16 and layout < TILED_BFLOAT16:
         rounding = UNROUNDED
@@ -102,7 +103,7 @@ def prepare_groups(weight: Weight, num_groups: int) -> Matrix:
     value, scale = weight.value.unflatten(0, (num_groups, -1)), None
     if weight.scale is not None:
         scale = _row_scales(weight.scale.view(torch.uint8), rows).unflatten(0, (num_groups, -1))
-    return prepare_matrix(Weight(value, scale), rounds_to_bf16=True)
+    return prepare_matrix(Weight(value, scale), rounding=TO_BF16)
 
 
 def multiply(x: Tensor, matrix: Matrix) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from deepinfer.backends.cpu.library import native
-from deepinfer.backends.cpu.matrix import Matrix, MatrixStruct, prepare_matrix
+from deepinfer.backends.cpu.matrix import TO_FP8, Matrix, MatrixStruct, prepare_matrix
 from deepinfer.backends.cpu.tensors import FLOAT, LONG, POINTER, dense, numbers, rows_of
 from deepinfer.errors import ShapeError
 from deepinfer.ops.reference.shapes import expect, require
@@ -91,7 +91,7 @@ def route(x: Tensor, is_image: Tensor | None, router: CpuRouter) -> tuple[Tensor
 
 def prepare_experts(experts: ExpertWeights) -> CpuExperts:
     """Pack the experts, or one shared expert."""
-    gate_up, down = prepare_matrix(experts.w1, experts.w3, rounds=True), prepare_matrix(experts.w2, rounds=True)
+    gate_up, down = prepare_matrix(experts.w1, experts.w3, rounding=TO_FP8), prepare_matrix(experts.w2, rounding=TO_FP8)
     require(
         gate_up.rows == 2 * down.columns and len(gate_up.structs) == len(down.structs),
         f"w1 and w3 have {gate_up.rows} rows together; they must have twice the {down.columns} columns of w2",

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from deepinfer.backends.cpu.library import native
-from deepinfer.backends.cpu.matrix import Matrix, MatrixStruct, prepare_groups, prepare_matrix
+from deepinfer.backends.cpu.matrix import TO_FP8, Matrix, MatrixStruct, prepare_groups, prepare_matrix
 from deepinfer.backends.cpu.tensors import FLOAT, LONG, POINTER, dense, numbers, rows_of
 from deepinfer.ops.reference.rope import rope_frequencies
 from deepinfer.ops.reference.shapes import expect, require
@@ -66,8 +66,9 @@ class CpuAttention:
 
 def prepare_attention(attention: AttentionWeights) -> CpuAttention:
     """Pack the weights; the two products on x become one."""
-    down, wq_b = prepare_matrix(attention.wq_a, attention.wkv, rounds=True), prepare_matrix(attention.wq_b, rounds=True)
-    wo_a, wo_b = prepare_groups(attention.wo_a, attention.num_groups), prepare_matrix(attention.wo_b, rounds=True)
+    down = prepare_matrix(attention.wq_a, attention.wkv, rounding=TO_FP8)
+    wq_b = prepare_matrix(attention.wq_b, rounding=TO_FP8)
+    wo_a, wo_b = prepare_groups(attention.wo_a, attention.num_groups), prepare_matrix(attention.wo_b, rounding=TO_FP8)
     frequencies = rope_frequencies(attention.rope, torch.device("cpu")).contiguous()
     dim, heads = attention.wkv.value.shape[0], attention.num_heads
     require(wq_b.rows == heads * dim, f"wq_b has {wq_b.rows} rows; it must have {heads} heads of {dim}")

@@ -1,5 +1,5 @@
-// Products of few rows with matrices that are packed for tiles: the sums of tiles.h, in the same order, by vectors. Codes
-// are widened in registers.
+// Products of few rows, with bf16 pairs of any number, and matrices that are packed for tiles: the sums of tiles.h, in
+// the same order, by vectors. Codes are widened in registers.
 
 #pragma once
 

@@ -18,7 +18,7 @@ namespace {
 constexpr int64_t GRAIN = 8;    // tokens a thread takes at least
 constexpr int64_t CHUNK = 128;  // rows whose hidden values are kept at a time
 constexpr int64_t ALONE_ROWS = 16;    // of each expert on average, so that a thread takes tokens through all by itself
-constexpr int64_t MOST_TOKENS = 256;  // that it takes at a time
+constexpr int64_t MOST_TOKENS = 256;  // that it takes at a time, if all threads run
 
 struct ScoreScratch;
 struct InputScratch;

@@ -149,8 +149,6 @@ inline float largest(Vec value) {
 }
 #endif
 
-inline Vec to_float(VecInt value) { return __builtin_convertvector(value, Vec); }
-
 // e ** x within 2 units of the last place; 0 below -87.3, the largest finite power above 88.3, NaN for NaN.
 inline Vec exponential(Vec x) {
     const Vec low = splat(-87.3f), high = splat(88.3f);

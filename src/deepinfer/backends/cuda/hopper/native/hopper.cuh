@@ -112,11 +112,6 @@ __device__ inline void products_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
 }
 
-__device__ inline void products_end() {
-    products_commit();
-    products_wait();
-}
-
 // Rows of 128 bytes, 16-byte pieces swizzled by the row; `panels`: bytes between stretches of 64 columns.
 __device__ inline u64 matrix(u32 at, u32 panels) {
     return u64(at >> 4) | u64(panels >> 4) << 16 | u64(1024 >> 4) << 32 | 1ull << 62;
