@@ -34,3 +34,20 @@ def test_tile_scales_that_lie_far_apart_keep_the_matrix_in_bf16():
     matrix = matrices.prepare_matrix(pair.placed(weight))
     assert matrix.rows.scale is None and matrix.rounds_input
     assert torch.equal(matrix.rows.values.float().cpu(), reference.dequantise(weight, torch.float32))
+
+
+def test_a_bf16_matrix_is_rounded_to_four_bits_on_a_scale_of_its_row():
+    values = torch.tensor([[448.0, 1.0625, 1.1875, -(2.0**-6)], [900.0, 3.0, 0.0, -1.0], [0.0, 0.0, 0.0, 0.0]])
+    matrix = matrices.rounded(matrices.prepare_matrix(pair.placed(Weight(values.bfloat16())), dtype=torch.float32))
+    assert matrix.rounds_input and matrix.dtype == torch.bfloat16
+    assert matrix.rows.values.float().tolist() == [[448, 1, 1.25, -(2.0**-6)], [224, 0.75, 0, -0.25], [0, 0, 0, 0]]
+    assert matrix.rows.scale.tolist()[:2] == [1, 4] and matrices.rounded(matrix) is matrix
+
+
+def test_large_matrices_are_rounded_piece_by_piece(monkeypatch):
+    values = torch.randn(70, 32, generator=torch.Generator().manual_seed(0)).bfloat16()
+    bf16 = matrices.prepare_matrix(pair.placed(Weight(values)), dtype=torch.float32)
+    whole = matrices.rounded(bf16)
+    monkeypatch.setattr(matrices, "ROWS_AT_A_TIME", 16)
+    for ours, expected in zip(matrices.rounded(bf16).rows, whole.rows, strict=True):
+        assert torch.equal(ours.float(), expected.float())

@@ -1,8 +1,10 @@
-"""The draft head around its blocks: what it reads of the streams, and what the token before a draft adds."""
+"""The draft head around its blocks: what it reads of the streams, and what the token before a draft adds.
+
+Its output matrix is the backbone's, rounded to e4m3: answers do not rest on it, since drafts are checked.
+"""
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +15,7 @@ from torch import Tensor
 from deepinfer.backends.cuda.hopper.begin import begin
 from deepinfer.backends.cuda.hopper.embedding import Head
 from deepinfer.backends.cuda.hopper.linear import linear
-from deepinfer.backends.cuda.hopper.matrices import Matrix, prepare_matrix
+from deepinfer.backends.cuda.hopper.matrices import Matrix, prepare_matrix, rounded
 from deepinfer.backends.cuda.hopper.norm import Norm, normed, prepare_norm
 from deepinfer.backends.cuda.hopper.numbers import multiply, to_bf16
 from deepinfer.backends.cuda.hopper.sample import Parts, best_of_parts, dense_rows, peak_of
@@ -38,7 +40,7 @@ class Draft:
 
 
 def prepare_draft(draft: DraftWeights, head: Head) -> Draft:
-    """Pack the weights; the output matrix is the one that `head` holds."""
+    """Pack the weights; the output matrix is the one that `head` holds, rounded."""
     plain = [weight.value.contiguous() for weight in (draft.markov_embed, draft.markov_head, draft.confidence)]
     expect("markov embed", plain[0], (None, None), torch.bfloat16)
     num_ids, rank = plain[0].shape
@@ -46,7 +48,7 @@ def prepare_draft(draft: DraftWeights, head: Head) -> Draft:
     expect("confidence", plain[2], (1, len(head.norm.weight) + rank), torch.bfloat16)
     return Draft(
         prepare_matrix(draft.main_proj), prepare_norm(draft.main_norm),
-        dataclasses.replace(head, norm=prepare_norm(draft.norm)), *plain,
+        Head(prepare_norm(draft.norm), rounded(head.matrix)), *plain,
     )  # fmt: skip
 
 
@@ -96,7 +98,7 @@ def draft_main(taps: Tensor, draft: Draft) -> Tensor:
 
 
 def draft_head(streams: Tensor, pre: Tensor, draft: Draft) -> tuple[Tensor, Tensor]:
-    """x [T, H] bf16 and logits [T, V] float32 of streams [T, m, H] bf16 collapsed with pre [T, m] float32."""
+    """x [T, H] bf16 and logits [T, V] bf16 of streams [T, m, H] bf16 collapsed with pre [T, m] float32."""
     expect("pre", pre, tuple(streams.shape[:2]), torch.float32)
     x = _collapse(streams, pre)
     return x, linear(normed(x, draft.head.norm), draft.head.matrix)
@@ -116,7 +118,7 @@ def next_logits(
     ids = tl.program_id(1) * ID_TILE + tl.arange(0, ID_TILE)
     rank, is_token, is_id = tl.arange(0, RANK_TILE), token < num_tokens, ids < num_ids
     is_rank, at = rank < RANK, logits + token.to(tl.int64)[:, None] * logits_stride + ids[None, :]
-    value = tl.load(at, mask=is_token[:, None] & is_id[None, :], other=float("-inf"))
+    value = tl.load(at, mask=is_token[:, None] & is_id[None, :], other=float("-inf")).to(tl.float32)
     before = tl.load(previous + token, mask=is_token, other=0)
     is_known = (before >= 0) & (before < num_ids)
     at = embed + before[None, :] * RANK + rank[:, None]
@@ -201,7 +203,7 @@ def _tiles(
 ) -> tuple[tuple[int, int], tuple[Tensor, ...], tuple[int, ...]]:
     """The grid of such a kernel, and its arguments before the results and after them."""
     (num_ids, rank), num_tokens = draft.markov_head.shape, len(previous)
-    expect("logits", logits, (num_tokens, num_ids), torch.float32)
+    expect("logits", logits, (num_tokens, num_ids))
     expect("previous", previous, (None,), torch.int64)
     logits = dense_rows(logits)
     token_tile = 16 if num_tokens <= 16 else 32 if num_tokens <= 32 else 64
