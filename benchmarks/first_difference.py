@@ -31,6 +31,7 @@ from deepinfer.config.engine import EngineConfig
 from deepinfer.messages import StepPlan
 from deepinfer.model.v41.model import BoundModel
 from deepinfer.ops.table import OP_NAMES, WHOLES, Ops, one_by_one
+from deepinfer.ops.values import Attended
 from deepinfer.runner import build
 from deepinfer.runner.batch import BatchBuilder
 from deepinfer.runner.graph_shapes import StepShape, padded_batch
@@ -146,6 +147,8 @@ def count(number: int, step: int) -> int:
 
 def tensors(result: Any) -> list[Tensor]:
     """All tensors of an op's result, in order."""
+    if isinstance(result, Attended):
+        result = result.heads()
     if result is None or isinstance(result, Tensor):
         return [] if result is None else [result]
     if dataclasses.is_dataclass(result):

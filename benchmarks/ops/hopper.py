@@ -24,13 +24,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from deepinfer.backends.cuda.hopper.attended import AttendedPanels, group_panels
 from deepinfer.backends.cuda.hopper.ops import hopper_ops
 from deepinfer.ops.batch import TokenBatch
 from deepinfer.ops.reference import indexer as reference
 from deepinfer.ops.reference.build import reference_ops
 from deepinfer.ops.reference.numerics import Numerics
 from deepinfer.ops.table import Ops, build
-from deepinfer.ops.values import Mix, Selection
+from deepinfer.ops.values import Attended, Mix, Selection
 from deepinfer.ops.weights import (
     AttentionWeights,
     CompressorWeights,
@@ -212,7 +213,10 @@ class Bench:
             value.float() if isinstance(value, Tensor) and value.dtype is torch.bfloat16 else value
             for value in arguments
         ]
-        return difference(getattr(self.ours, op)(*arguments, ours[0]), getattr(self.reference, op)(*wide, theirs))
+        actual, expected = getattr(self.ours, op)(*arguments, ours[0]), getattr(self.reference, op)(*wide, theirs)
+        if isinstance(actual, Attended):
+            actual, expected = actual.heads(), in_panels(expected.bfloat16()).heads()
+        return difference(actual, expected)
 
     def cases(self, tokens: int) -> list[Case]:
         makers = (
@@ -261,7 +265,7 @@ class Bench:
             return []
         size = 126e6
         weights, _ = self.prepared("prepare_attention", lambda: (attention_weights(),), size)
-        x, attended = normal(t, HIDDEN), normal(t, HEADS, DIM)
+        x, attended = normal(t, HIDDEN), in_panels(normal(t, HEADS, DIM))
         positions = torch.arange(t, device=GPU, dtype=torch.int32) * 37 % 131072
         rows = RANK * HIDDEN + DIM * HIDDEN + HEADS * DIM * RANK
         inputs = Case(
@@ -272,9 +276,9 @@ class Bench:
         first, second = OUT_RANK * HEADS * DIM, HIDDEN * GROUPS * OUT_RANK
         out = Case(
             "project_out", t, weights, lambda w: self.ours.project_out(attended, w),
-            first + second + t * 2 * (HIDDEN + HEADS * DIM), fp8=2.0 * t * (first + second),
+            first + second + t * (2 * HIDDEN + HEADS * DIM), fp8=2.0 * t * (first + second),
         )  # fmt: skip
-        out.error = self.check("project_out", "prepare_attention", [attended[:8]])
+        out.error = self.check("project_out", "prepare_attention", [attended.heads()[:8]])
         return [inputs, out]
 
     def attention(self, t: int) -> list[Case]:
@@ -289,7 +293,7 @@ class Bench:
         entries = entries.sort(-1).values
         case = Case(
             "attend", t, weights[:1], lambda w: self.ours.attend(q, rows, batch, ring, pages, entries, w),
-            t * (HEADS * DIM * 4 + TOP_K * 288 + 128 * 528), bf16=4.0 * t * HEADS * DIM * (TOP_K + 128),
+            t * (HEADS * DIM * 3 + TOP_K * 288 + 128 * 528), bf16=4.0 * t * HEADS * DIM * (TOP_K + 128),
         )  # fmt: skip
         few = make_batch(8, self.context)
         few.block_table.clamp_(max=len(pages) - 1)
@@ -426,6 +430,12 @@ class Bench:
         )  # fmt: skip
         case.error = self.check("head", "prepare_head", [streams[:8], pre[:8]])
         return [case]
+
+
+def in_panels(heads: Tensor) -> AttendedPanels:
+    """Attended heads [T, h, D] bf16, rounded."""
+    width = HEADS * DIM // GROUPS
+    return AttendedPanels(group_panels(heads.view(-1, GROUPS, width), width), GROUPS, HEADS, DIM)
 
 
 def latent_pages(blocks: int, per_block: int, dim: int) -> Tensor:

@@ -22,7 +22,7 @@ from deepinfer.messages import OpCheck
 from deepinfer.ops.batch import TokenBatch
 from deepinfer.ops.clock import GROUP_OF
 from deepinfer.ops.table import Ops, one_by_one
-from deepinfer.ops.values import Mix
+from deepinfer.ops.values import Attended, Mix
 
 # Arguments by name; what is not here (prepared weights, a number of columns) is the same for all parts.
 OF_TOKENS = {
@@ -105,7 +105,7 @@ class OpChecker:
         names = list(inspect.signature(getattr(Ops, name)).parameters)[1:]
 
         def checked(*values: Any) -> Any:
-            arguments = dict(zip(names, values, strict=True))
+            arguments = dict(zip(names, map(_opened, values), strict=True))
             parts = list(_parts(arguments)) if self.is_on else []
             if len(parts) < 2:
                 return function(*values)
@@ -177,10 +177,16 @@ def _tensors(result: Any) -> list[Tensor]:
     """All tensors of an op's result, in order."""
     if result is None:
         return []
+    result = _opened(result)
     if isinstance(result, Tensor):
         return [result]
     items = result if isinstance(result, tuple) else _fields(result)
     return [tensor for item in items for tensor in _tensors(item)]
+
+
+def _opened(value: Any) -> Any:
+    """Attended heads as a tensor, whatever form the backend has for them."""
+    return value.heads() if isinstance(value, Attended) else value
 
 
 def _fields(value: Any) -> list[Any]:

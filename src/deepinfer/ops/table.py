@@ -25,7 +25,7 @@ from deepinfer.ops import model as composed_model
 from deepinfer.ops.batch import Computed, ForwardBatch, TokenBatch
 from deepinfer.ops.layers import BoundLayer, LayerInputs, LayerState
 from deepinfer.ops.model import ModelParts
-from deepinfer.ops.values import Int32
+from deepinfer.ops.values import Attended, Int32
 from deepinfer.ops.values import Mix as Mix
 from deepinfer.ops.values import Selection as Selection
 from deepinfer.ops.weights import (
@@ -127,7 +127,7 @@ class Ops:
         pages: Tensor | None,
         entries: Tensor | None,
         attention: Prepared,
-    ) -> Tensor:
+    ) -> Tensor | Attended:
         """Attention over the last window positions and the selected entries, with a sink; then inverse RoPE.
 
         q [T, h, D]; window_rows [T, bytes] of this step's tokens. ring [slots, length, bytes]
@@ -136,7 +136,8 @@ class Ops:
         batch of blocks (`is_block`) each sees max(row start - window, window_starts) .. the row's end.
         pages [blocks, entries per block, bytes] uint8 (e2m1 codes, low nibble first, then one e4m3
         scale per 16) and entries [T, n] (`Selection.entries`), both None in a window-only layer.
-        Returns [T, h, D], the last rope dimensions rotated back by the query's position.
+        Returns [T, h, D], the last rope dimensions rotated back by the query's position; as a tensor, or as the
+        backend's `project_out` takes it.
         """
         raise NotImplementedError
 
@@ -148,8 +149,8 @@ class Ops:
         """Write each row's last `length` window rows into its slot's ring, at position % length."""
         raise NotImplementedError
 
-    def project_out(self, attended: Tensor, attention: Prepared) -> Tensor:
-        """Grouped low-rank output: wo_a per group of heads, then wo_b. [T, h, D] -> [T, H]."""
+    def project_out(self, attended: Tensor | Attended, attention: Prepared) -> Tensor:
+        """Grouped low-rank output: wo_a per group of heads, then wo_b. [T, h, D], or what `attend` gives -> [T, H]."""
         raise NotImplementedError
 
     # -- compressed keys and their index

@@ -37,6 +37,14 @@ class Selection:
     candidates: Tensor | None
 
 
+class Attended:
+    """Attended heads in the form that `project_out` of the same backend takes; others ask for `heads`."""
+
+    def heads(self) -> Tensor:
+        """The same numbers [T, h, D]."""
+        raise NotImplementedError
+
+
 @dataclass(frozen=True)
 class DrawKeys:
     """What decides the noise of a draw besides the token id, see `Ops.draw`: temperature [n] float32, 0 = no noise;

@@ -63,9 +63,9 @@ def _layer(
     yield "attention_inputs", down + 2.0 * t * (hidden + width), 2.0 * t * down, 0
     entries = work.entries(t, layer.ratio, config.index_top_k) if layer.ratio else 0.0
     keys = entries + min(config.window, work.end)
-    yield "attend", t * (4.0 * width + entries * dim * 9 / 16 + config.window * dim), 0, 4.0 * t * width * keys
+    yield "attend", t * (3.0 * width + entries * dim * 9 / 16 + config.window * dim), 0, 4.0 * t * width * keys
     out = config.out_rank * width + hidden * config.num_groups * config.out_rank
-    yield "project_out", out + 2.0 * t * (hidden + width), 2.0 * t * out, 0
+    yield "project_out", out + t * (2.0 * hidden + width), 2.0 * t * out, 0
     if layer.owns_kv:
         size = (2 if layer.ratio > 1 else 1) * dim * hidden
         yield "compress", 2.0 * size + 2.0 * every * hidden, 0, 2.0 * every * size

@@ -152,11 +152,11 @@ def test_a_refusal_of_the_driver_is_named(monkeypatch, refuses):
 def test_the_sizes_in_python_are_those_of_the_source():
     text = (attention.WIDE_SOURCE.parent / "attention.cuh").read_text()
     sizes = f"HEADS = {attention.WIDE_HEADS}, KEYS = {attention.SHARE_KEYS}, MAX_TURNS = {attention.WIDE_TURNS};"
-    assert f"DIM = {attention.WIDE_DIM}, {sizes}" in text
+    assert f"DIM = {attention.WIDE_DIM}, {sizes}" in text and f"GROUP_HEADS = {attention.WIDE_GROUP};" in text
     assert "THREADS = 4 * GROUP" in text and attention.WIDE_THREADS == 4 * 128
     assert "PITCH = 2 * ENTRY_ROW + 16, SLOT = 8 * PITCH;" in text
     matrices, packed = 5 * 32768 + 2 * 8192, 4 * 2 * 8 * (2 * 288 + 16)
-    numbers = 4 * 8 * attention.WIDE_TURNS + 4 * 4 * attention.WIDE_HEADS + 8 * 32 + 8 * 8
+    numbers = 4 * 8 * attention.WIDE_TURNS + 4 * 4 * attention.WIDE_HEADS + 8 * 32 + 8 * 8 + 2 * 2 * 32
     assert attention.WIDE_SHARED_BYTES == matrices + packed + numbers <= 232_448
 
 

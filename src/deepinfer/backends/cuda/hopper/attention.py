@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from deepinfer.backends.cuda.hopper.attended import AttendedPanels, empty_attended
 from deepinfer.backends.cuda.hopper.numbers import (
     from_e4m3_bytes,
     group_bytes,
@@ -36,7 +37,7 @@ VALUE_KEYS = 32
 SHARE_WARPS = 8
 PLACES_SOURCE = Path(__file__).parent / "native" / "places.cu"
 WIDE_SOURCE = Path(__file__).parent / "native" / "attention.cu"
-WIDE_DIM, WIDE_HEADS, WIDE_TURNS, WIDE_THREADS, WIDE_SHARED_BYTES = 512, 64, 64, 512, 221504  # as in its source
+WIDE_DIM, WIDE_HEADS, WIDE_GROUP, WIDE_TURNS, WIDE_THREADS, WIDE_SHARED_BYTES = 512, 64, 8, 64, 512, 221632  # its own
 NARROW = 8  # bytes of codes that a thread takes at once, so that widened ones spread over all banks
 
 
@@ -176,17 +177,18 @@ def value_kernel(
     tl.store(out + at, to_bf16(result / total[:, None]), mask=is_head[:, None] & (column < WIDTH)[None, :])
 
 
-def wide_kernels(q: Tensor, ring: Tensor, pages: Tensor, pairs: int) -> tuple[Kernel, Kernel] | None:
+def wide_kernels(q: Tensor, attention: Attention, ring: Tensor, pages: Tensor) -> tuple[Kernel, Kernel] | None:
     """CUDA C++ kernels for sizes like the released ones, places of keys and attention; None where Triton's must do."""
-    _, heads, dim = q.shape
+    (_, heads, dim), pairs = q.shape, len(attention.frequencies)
     fits = dim == WIDE_DIM and heads % WIDE_HEADS == 0 and pairs <= WIDE_TURNS and pairs % 4 == 0
+    fits = fits and attention.wo_a.rounds_input and heads == WIDE_GROUP * attention.num_groups
     is_aligned = all(rows.stride(0) % 16 == 0 and rows.data_ptr() % 16 == 0 for rows in (ring, pages))
     if q.device.type != "cuda" or not fits or not is_aligned:
         return None
     device = q.device.index or 0
     places = load(PLACES_SOURCE, "find_places", 128, 0, device)
-    attention = load(WIDE_SOURCE, "attend", WIDE_THREADS, WIDE_SHARED_BYTES, device)
-    return (places, attention) if places and attention else None
+    kernel = load(WIDE_SOURCE, "attend", WIDE_THREADS, WIDE_SHARED_BYTES, device)
+    return (places, kernel) if places and kernel else None
 
 
 def find_places(
@@ -208,8 +210,8 @@ def attend(
     pages: Tensor | None,
     entries: Tensor | None,
     attention: Attention,
-) -> Tensor:
-    """Softmax over window, entries and sink, then the inverse rotation: [T, h, D] bf16."""
+) -> Tensor | AttendedPanels:
+    """Softmax over window, entries and sink, then the inverse rotation: [T, h, D] bf16, or as e4m3 in panels."""
     num_tokens, heads, dim, window = batch.num_tokens, attention.num_heads, attention.dim, attention.window
     expect("q", q, (num_tokens, heads, dim), torch.bfloat16)
     expect("window rows", window_rows, (num_tokens, dim // 32 * 33), torch.uint8)
@@ -223,9 +225,8 @@ def attend(
     else:
         expect("compressed pages", pages, (None, None, dim // 16 * 9), torch.uint8)
         expect("entries", entries, (num_tokens, None), torch.int32)
-    out = torch.empty(num_tokens, heads, dim, dtype=torch.bfloat16, device=q.device)
     if not num_tokens:
-        return out
+        return torch.empty_like(q)
     span = window + (num_tokens // len(batch.row_slots) if batch.is_block else 0)  # rows of a block are equally long
     q, window_rows, entries = q.contiguous(), window_rows.contiguous(), entries.contiguous()
     table, window_tile = batch.block_table.contiguous(), cdiv(span, SHARE_KEYS) * SHARE_KEYS
@@ -235,7 +236,9 @@ def attend(
         batch.row_slots, batch.window_starts, table, ring.shape[1], ring.stride(0), ring.shape[0], pages.stride(0),
         pages.shape[0], pages.shape[1], table.shape[1], entries.shape[1],
     )  # fmt: skip
-    if kernels := wide_kernels(q, ring, pages, len(attention.frequencies)):
+    if kernels := wide_kernels(q, attention, ring, pages):
+        attended = empty_attended(num_tokens, attention.num_groups, heads, dim, q.device)
+        panels = attended.panels
         groups = heads // WIDE_HEADS
         items = num_tokens * groups
         key = "places of keys", id(selected), pages.data_ptr() if selected is not None else 0, window, ring.shape
@@ -244,12 +247,13 @@ def attend(
         kernels[1].launch(
             (min(items, num_multiprocessors(q.device)), 1, 1),
             (
-                q, attention.sink, out, attention.frequencies, window_rows, ring, *found[:2],
+                q, attention.sink, panels.codes, panels.scale, attention.frequencies, window_rows, ring, *found[:2],
                 batch.positions, groups, items, 2 * len(attention.frequencies), num_keys // SHARE_KEYS,
-                window_tile // SHARE_KEYS,
+                window_tile // SHARE_KEYS, panels.size // attention.num_groups,
             ),
         )  # fmt: skip
-        return out
+        return attended
+    out = torch.empty_like(q)
     shares = torch.empty(num_tokens, heads, num_keys, dtype=torch.bfloat16, device=q.device)
     peaks = torch.empty(num_tokens, num_keys // SHARE_KEYS, heads, device=q.device)
     totals = torch.empty(num_tokens, heads, device=q.device)

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from deepinfer.backends.cuda.hopper.attended import AttendedPanels, group_panels, group_rows
 from deepinfer.backends.cuda.hopper.begin import begin
 from deepinfer.backends.cuda.hopper.matrices import Matrix
 from deepinfer.backends.cuda.hopper.numbers import multiply, to_bf16
@@ -54,8 +55,8 @@ def matmul_kernel(
         x_at += STEP
         matrix_at += STEP
     if HAS_SCALES:
-        total *= tl.load(matrix_scale + row, mask=is_row, other=0.0)[:, None]
-        total *= tl.load(x_scale + token, mask=is_token, other=0.0)[None, :]
+        total *= tl.load(matrix_scale + group * ROWS + row, mask=is_row, other=0.0)[:, None]
+        total *= tl.load(x_scale + group * num_tokens + token, mask=is_token, other=0.0)[None, :]
     result = tl.trans(total)
     if out.dtype.element_ty == tl.bfloat16:
         result = to_bf16(result)
@@ -98,13 +99,28 @@ def matmul(x: Rows, matrix: Rows, dtype: torch.dtype = torch.bfloat16, out: Tens
     return out
 
 
-def grouped_matmul(x: Tensor, matrices: Tensor) -> Tensor:
-    """x [n, groups * width] @ matrices [groups, rows, width] of its group: [n, groups * rows], all bf16."""
-    groups, rows, width = matrices.shape
-    out = torch.empty(len(x), groups * rows, dtype=torch.bfloat16, device=x.device)
-    sides = Rows(x, None), Rows(matrices, None)
-    strides, group_strides = (x.stride(0), width, groups * rows), (width, rows * width, rows)
-    _launch(*sides, out, len(x), strides, group_strides, (rows, width, groups))
+def grouped_linear(x: Tensor | AttendedPanels, matrix: Matrix) -> Tensor:
+    """Each group with its matrix: x [n, groups, width] bf16 -> [n, groups, rows] bf16, dense by group.
+
+    The input is rounded to e4m3, by groups, where the checkpoint expects it, or has been.
+    """
+    rows = matrix.rows
+    if isinstance(rows, Packed):
+        panels = x.panels if isinstance(x, AttendedPanels) else group_panels(x, rows.padded_width)
+        shape = len(rows.chunks), panels.num_tokens, rows.num_rows
+        return products(panels, rows).reshape(shape).transpose(0, 1)
+    if isinstance(x, AttendedPanels):
+        x = x.heads().view(x.panels.num_tokens, x.num_groups, -1)
+    groups = group_rows(x) if matrix.rounds_input else Rows(x.transpose(0, 1), None)
+    return _grouped_matmul(groups if rows.scale is not None or groups.scale is None else widened(groups), rows)
+
+
+def _grouped_matmul(x: Rows, matrices: Rows) -> Tensor:
+    """x [groups, n, width] @ matrices [groups, rows, width] of its group: [n, groups, rows] bf16."""
+    (groups, rows, width), num_tokens = matrices.values.shape, x.values.shape[1]
+    out = torch.empty(num_tokens, groups, rows, dtype=torch.bfloat16, device=x.values.device)
+    strides = x.values.stride(1), width, groups * rows
+    _launch(x, matrices, out, num_tokens, strides, (x.values.stride(0), rows * width, rows), (rows, width, groups))
     return out
 
 
@@ -133,16 +149,18 @@ def _launch(
 def linear(x: Tensor | Rows | Panels, matrix: Matrix, out: Tensor | None = None) -> Tensor:
     """x [n, width] bf16 -> [n, rows], the input rounded to e4m3 where the checkpoint expects it.
 
-    x may also have been rounded before, in the layout that the matrix wants. out: of float32 results, which are none
-    of a packed matrix.
+    x may come in dense parts [n, parts, width / parts], or have been rounded before, in the layout of the matrix.
+    out: of float32 results, which are none of a packed matrix.
     """
     if isinstance(matrix.rows, Packed):
         assert not isinstance(x, Rows) and out is None, "packed matrices take panels"
         if isinstance(x, Tensor):
-            require(x.shape[1] == matrix.rows.width, f"x is {x.shape[1]} wide; it must be {matrix.rows.width}")
+            width = x.shape[1:].numel()
+            require(width == matrix.rows.width, f"x is {width} wide; it must be {matrix.rows.width}")
             x = quantise_panels(x, matrix.rows.padded_width)
         return products(x, matrix.rows)
     assert not isinstance(x, Panels), "only packed matrices take panels"
+    x = x.flatten(1) if isinstance(x, Tensor) else x
     if not matrix.rounds_input:
         assert isinstance(x, Tensor), "the input of this matrix is not rounded"
         return matmul(Rows(x, None), matrix.rows, matrix.dtype, out)

@@ -23,18 +23,21 @@ LEAST_PEAK = 1e-30  # of a row, so that one of zeros has a scale
 
 
 class Matrix(NamedTuple):
-    """A matrix [rows, width], whether the input of its products is rounded to e4m3, and the dtype of their results."""
+    """A matrix [rows, width], or one of each group of columns [groups, rows, width]; whether the input of its products
+    is rounded to e4m3, and the dtype of their results."""
 
     rows: Rows | Packed
     rounds_input: bool
     dtype: torch.dtype
 
 
-def prepare_matrix(*weights: Weight, dtype: torch.dtype = torch.bfloat16) -> Matrix:
+def prepare_matrix(*weights: Weight, dtype: torch.dtype = torch.bfloat16, num_groups: int = 0) -> Matrix:
     """One stored matrix, or several stacked by rows: e4m3 with a scale a row where that loses nothing that counts.
 
-    dtype: of the products' results, bf16 or float32.
+    dtype: of the products' results, bf16 or float32. num_groups: of rows, each a matrix for columns of its own; 0: one
+    matrix for all columns.
     """
+    shape = (num_groups, -1) if num_groups else (-1,)
     is_quantized = weights[0].is_quantized
     require(
         all(weight.is_quantized == is_quantized for weight in weights),
@@ -42,13 +45,13 @@ def prepare_matrix(*weights: Weight, dtype: torch.dtype = torch.bfloat16) -> Mat
     )
     folded = [_fold(weight) for weight in weights] if is_quantized else []
     if is_quantized and all(lost <= FOLDING_LIMIT for _, _, lost in folded):
-        codes = torch.cat([codes.view(torch.uint8) for codes, _, _ in folded]).view(E4M3)
-        scale = torch.cat([scale for _, scale, _ in folded])
-        if dtype == torch.bfloat16 and can_pack(len(codes), 1, codes.device):
+        codes = torch.cat([codes.view(torch.uint8) for codes, _, _ in folded]).view(E4M3).unflatten(0, shape)
+        scale = torch.cat([scale for _, scale, _ in folded]).unflatten(0, shape)
+        if dtype == torch.bfloat16 and can_pack(codes.shape[-2], num_groups or 1, codes.device):
             return Matrix(pack_e4m3(codes, scale), True, dtype)
         return Matrix(Rows(codes, scale), True, dtype)
     values = torch.cat([quant.dequantise(weight, torch.bfloat16) for weight in weights])
-    return Matrix(Rows(values, None), is_quantized, dtype)
+    return Matrix(Rows(values.unflatten(0, shape), None), is_quantized, dtype)
 
 
 def rounded(matrix: Matrix) -> Matrix:

@@ -27,7 +27,8 @@ class Panels(NamedTuple):
     """e4m3 tokens at their places: codes uint8, flat, [steps, size, 128]; scale [size] float32.
 
     Both are longer than that by a tile, which a product reads and does not use. size: places, a multiple of 8.
-    num_tokens: that lie at the first ones, where there are no `Places`.
+    num_tokens: that lie at the first ones, where there are no `Places`; of several experts or groups, each of which has
+    as many places, a multiple of 8, at the first ones of each.
     """
 
     codes: Tensor
@@ -48,9 +49,11 @@ class Places(NamedTuple):
     size: int
 
 
-def empty_panels(num_tokens: int, padded_width: int, places: Places | None, device: torch.device) -> Panels:
-    """Panels for these tokens, or with all places, not filled."""
-    size = -(-(places.size if places else num_tokens) // 8) * 8
+def empty_panels(
+    num_tokens: int, padded_width: int, places: Places | None, device: torch.device, num_groups: int = 1
+) -> Panels:
+    """Panels for these tokens in each group, or with all places, not filled."""
+    size = -(-(places.size if places else num_tokens) // 8) * 8 * num_groups
     codes = torch.empty(size * padded_width + TOKEN_TILE * STEP, dtype=torch.uint8, device=device)
     return Panels(codes, torch.empty(size + TOKEN_TILE, device=device), size, num_tokens)
 
@@ -70,14 +73,15 @@ def write_panels(
 
 @triton.jit
 def quantise_panels_kernel(
-    x, of_pairs, codes, scale, row_stride, size,
-    WIDTH: tl.constexpr, PADDED: tl.constexpr, GROUPS: tl.constexpr, COPIES: tl.constexpr,
+    x, of_pairs, codes, scale, row_stride, part_stride, size,
+    WIDTH: tl.constexpr, PART: tl.constexpr, PADDED: tl.constexpr, GROUPS: tl.constexpr, COPIES: tl.constexpr,
 ):  # fmt: skip
-    """One token to its place, or to the places of its COPIES pairs."""
+    """One token, of parts of PART columns, to its place, or to the places of its COPIES pairs."""
     begin()
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, GROUPS)[:, None] * 32 + tl.arange(0, 32)[None, :]
-    values = tl.load(x + row * row_stride + column, mask=column < WIDTH, other=0.0).to(tl.float32)
+    at = column if PART == WIDTH else column // PART * part_stride + column % PART
+    values = tl.load(x + row * row_stride + at, mask=column < WIDTH, other=0.0).to(tl.float32)
     folded, factor = fold_groups(values)
     if COPIES == 0:
         write_panels(codes, scale, row, size, folded, factor, PADDED, GROUPS)
@@ -87,16 +91,20 @@ def quantise_panels_kernel(
 
 
 def quantise_panels(x: Tensor, padded_width: int, places: Places | None = None) -> Panels:
-    """x [n, width] bf16, rows dense -> e4m3 panels; with places each row goes to those of its pairs."""
-    expect("activations", x, (None, None), torch.bfloat16)
-    num_rows, width = x.shape
+    """x [n, width] bf16, rows dense -> e4m3 panels; with places each row goes to those of its pairs.
+
+    A row may also come in dense parts: x [n, parts, width / parts].
+    """
+    parts = x if x.dim() == 3 else x.unsqueeze(1)
+    expect("activations", parts, (None, None, None), torch.bfloat16)
+    num_rows, num_parts, part = parts.shape
     panels = empty_panels(num_rows, padded_width, places, x.device)
     if num_rows:
         groups = next_power_of_2(padded_width // 32)
         of_pairs, copies = (places.of_pairs, len(places.of_pairs) // num_rows) if places else (x, 0)
         quantise_panels_kernel[(num_rows,)](
-            x, of_pairs, panels.codes, panels.scale, x.stride(0), panels.size, width, padded_width, groups, copies,
-            num_warps=8 if groups > 64 else 4, launch_pdl=True,
+            x, of_pairs, panels.codes, panels.scale, *parts.stride()[:2], panels.size, num_parts * part, part,
+            padded_width, groups, copies, num_warps=8 if groups > 64 else 4, launch_pdl=True,
         )  # fmt: skip
     return panels
 

@@ -86,13 +86,14 @@ def widening_for(device: torch.device) -> Kernel | None:
 
 
 def pack_e4m3(codes: Tensor, scale: Tensor) -> Packed:
-    """codes [rows, width] e4m3 and the scale of each row."""
-    num_rows, width = codes.shape
+    """codes [rows, width] e4m3 and the scale of each row [rows], or of every expert [E, rows, width] and [E, rows]."""
+    num_rows, width = codes.shape[-2:]
     codes = F.pad(codes.view(torch.uint8), (0, -width % WIDTH_TILE, 0, -num_rows % ROW_TILE))
+    tiles, steps = codes.shape[-2] // 128, codes.shape[-1] // STEP
     # Rows: tile, group, eight, line; columns: step, sixteen, byte.
-    parts = codes.view(-1, 2, 8, 8, codes.shape[1] // STEP, 8, 16)
-    chunks = parts.permute(0, 4, 1, 5, 2, 3, 6).reshape(1, len(codes) // 128, -1, 2, E4M3_CHUNK)
-    return Packed(chunks, F.pad(scale, (0, -num_rows % ROW_TILE))[None], num_rows, width)
+    parts = codes.view(-1, tiles, 2, 8, 8, steps, 8, 16)
+    chunks = parts.permute(0, 1, 5, 2, 6, 3, 4, 7).reshape(-1, tiles, steps, 2, E4M3_CHUNK)
+    return Packed(chunks, F.pad(scale, (0, -num_rows % ROW_TILE)).view(len(chunks), -1), num_rows, width)
 
 
 def pack_e2m1(stack: Stack) -> Packed:
@@ -122,12 +123,16 @@ def pack_e2m1(stack: Stack) -> Packed:
 def products(panels: Panels, matrix: Packed, places: Places | None = None) -> Tensor:
     """Tokens times the matrix, [tokens, rows] bf16; with places times each one's expert's, [places, rows].
 
-    The form for few tokens reads matrix and places before the kernel before it has ended: another one, such as
+    Of several experts without places, each with as many tokens: [experts, tokens, rows], those of an expert dense. The
+    form for few tokens reads matrix and places before the kernel before it has ended: another one, such as
     that of `quantise_panels`, must lie between it and what wrote these.
     """
     num_experts, _, steps, _, _ = matrix.chunks.shape
     device, num_tokens = matrix.chunks.device, panels.num_tokens
-    out = torch.empty(panels.size if places else num_tokens, matrix.num_rows, dtype=torch.bfloat16, device=device)
+    shape = (panels.size,) if places else (num_experts, panels.size // num_experts)
+    out = torch.empty(*shape, matrix.num_rows, dtype=torch.bfloat16, device=device)
+    if not places:
+        out = out[:, :num_tokens] if num_experts > 1 else out[0, :num_tokens]
     if not num_tokens:
         return out
     blocks, form = num_multiprocessors(device), form_for(matrix, panels, places)
@@ -166,14 +171,18 @@ def form_for(matrix: Packed, panels: Panels, places: Places | None) -> Form:
     blocks = num_multiprocessors(matrix.chunks.device)
     if 4 * num_tiles(MANY, matrix, panels, places) <= blocks:
         return FEWEST
-    pairs = len(places.of_pairs) if places else panels.num_tokens
-    if 4 * pairs <= 3 * FEW.tokens * len(matrix.chunks) if places else pairs <= FEW.tokens:
+    num_experts = len(matrix.chunks)
+    pairs = len(places.of_pairs) if places else panels.num_tokens * num_experts
+    if 4 * pairs <= 3 * FEW.tokens * num_experts if places else panels.num_tokens <= FEW.tokens:
         return FEW
     return MOST if pairs // MOST.tokens * -(-matrix.num_rows // MOST.rows) >= blocks else MANY
 
 
 def num_tiles(form: Form, matrix: Packed, panels: Panels, places: Places | None) -> int:
     """Tiles that there are at most."""
-    pairs = len(places.of_pairs) if places else panels.num_tokens
-    of_tokens = pairs // form.tokens + len(matrix.chunks) if places else -(-pairs // form.tokens)
+    num_experts = len(matrix.chunks)
+    if places:
+        of_tokens = len(places.of_pairs) // form.tokens + num_experts
+    else:
+        of_tokens = -(-panels.num_tokens // form.tokens) * num_experts
     return -(-matrix.num_rows // form.rows) * of_tokens

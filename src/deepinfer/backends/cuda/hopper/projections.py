@@ -9,8 +9,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from deepinfer.backends.cuda.hopper.attended import AttendedPanels
 from deepinfer.backends.cuda.hopper.begin import begin
-from deepinfer.backends.cuda.hopper.linear import grouped_matmul, linear
+from deepinfer.backends.cuda.hopper.linear import grouped_linear, linear
 from deepinfer.backends.cuda.hopper.matrices import Matrix, prepare_matrix
 from deepinfer.backends.cuda.hopper.norm import Norm, prepare_norm, rms_norm
 from deepinfer.backends.cuda.hopper.numbers import INVERSE_FP8_MAX, e4m3_bytes, exponent_above, power, to_bf16
@@ -19,25 +20,26 @@ from deepinfer.backends.cuda.hopper.products import Packed
 from deepinfer.backends.cuda.hopper.quant import fold_groups
 from deepinfer.backends.cuda.hopper.rope import rotate_heads, rotated_tail
 from deepinfer.backends.cuda.hopper.sizes import next_power_of_2
-from deepinfer.ops.reference import quant
 from deepinfer.ops.reference.rope import rope_frequencies
 from deepinfer.ops.reference.shapes import expect
+from deepinfer.ops.values import Attended
 from deepinfer.ops.weights import AttentionWeights
 
 
 @dataclass(frozen=True)
 class Attention:
-    """Attention of one layer; wo_a [groups, out_rank, h * D / groups] bf16, sink [h] float32."""
+    """Attention of one layer; wo_a [groups, out_rank, h * D / groups], sink [h] float32."""
 
     down: Matrix  # wq_a above wkv, [q_rank + D, H]
     q_norm: Norm
     wq_b: Matrix
     kv_norm: Norm
     sink: Tensor
-    wo_a: Tensor
+    wo_a: Matrix
     wo_b: Matrix
     frequencies: Tensor
     num_heads: int
+    num_groups: int
     window: int
 
     @property
@@ -46,18 +48,18 @@ class Attention:
 
 
 def prepare_attention(attention: AttentionWeights) -> Attention:
-    """Pack the weights; the two products on x become one. wo_a is widened: its input is not rounded to fp8."""
-    wo_a = quant.dequantise(attention.wo_a, torch.bfloat16).contiguous()
+    """Pack the weights; the two products on x become one."""
     return Attention(
         down=prepare_matrix(attention.wq_a, attention.wkv),
         q_norm=prepare_norm(attention.q_norm),
         wq_b=prepare_matrix(attention.wq_b),
         kv_norm=prepare_norm(attention.kv_norm),
         sink=attention.sink.value.float().contiguous(),
-        wo_a=wo_a.unflatten(0, (attention.num_groups, -1)),
+        wo_a=prepare_matrix(attention.wo_a, num_groups=attention.num_groups),
         wo_b=prepare_matrix(attention.wo_b),
-        frequencies=rope_frequencies(attention.rope, wo_a.device),
+        frequencies=rope_frequencies(attention.rope, attention.sink.value.device),
         num_heads=attention.num_heads,
+        num_groups=attention.num_groups,
         window=attention.window,
     )
 
@@ -132,7 +134,13 @@ def _split_down(x: Tensor, positions: Tensor, attention: Attention) -> tuple[Ten
     return low_rank, panels, window_rows
 
 
-def project_out(attended: Tensor, attention: Attention) -> Tensor:
-    """wo_a per group of heads, then wo_b: [T, h, D] bf16 -> [T, H] bf16."""
-    expect("attended", attended, (None, attention.num_heads, attention.dim), torch.bfloat16)
-    return linear(grouped_matmul(attended.flatten(1), attention.wo_a), attention.wo_b)
+def project_out(attended: Tensor | Attended, attention: Attention) -> Tensor:
+    """wo_a per group of heads, then wo_b: [T, h, D] bf16, or in panels -> [T, H] bf16."""
+    if isinstance(attended, Tensor):
+        expect("attended", attended, (None, attention.num_heads, attention.dim), torch.bfloat16)
+        width = attention.num_heads * attention.dim // attention.num_groups
+        groups: Tensor | AttendedPanels = attended.reshape(-1, attention.num_groups, width)
+    else:
+        assert isinstance(attended, AttendedPanels), "attended heads are of this backend"
+        groups = attended
+    return linear(grouped_linear(groups, attention.wo_a), attention.wo_b)

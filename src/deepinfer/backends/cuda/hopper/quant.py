@@ -29,7 +29,10 @@ E4M3 = torch.float8_e4m3fn
 
 
 class Rows(NamedTuple):
-    """Activations or a matrix: [n, width] e4m3 with scale [n] float32, or [n, width] bf16 without one."""
+    """Activations or a matrix: [n, width] e4m3 with scale [n] float32, or [n, width] bf16 without one.
+
+    Of several groups: [groups, n, width] and [groups, n].
+    """
 
     values: Tensor
     scale: Tensor | None
@@ -86,4 +89,4 @@ def quantise(x: Tensor) -> Rows:
 def widened(rows: Rows) -> Rows:
     """e4m3 rows as bf16, exactly."""
     assert rows.scale is not None
-    return Rows(rows.values.to(torch.bfloat16) * rows.scale.to(torch.bfloat16).unsqueeze(1), None)
+    return Rows(rows.values.to(torch.bfloat16) * rows.scale.to(torch.bfloat16).unsqueeze(-1), None)

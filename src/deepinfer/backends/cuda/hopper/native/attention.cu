@@ -203,39 +203,89 @@ __device__ inline u32 turned_back(u32 pair, float cosine, float sine) {
     return two_bf16(first * cosine + second * sine, second * cosine - first * sine);
 }
 
-// Pieces of eight columns, each in one thread, of rows `row` and `row` + 8. At most the last four stretches turn.
-__device__ inline void write_sums(const Arguments &a, u32 turns, const float (&sums)[128], const float (&factors)[2],
-                                  u16 *to, int column) {
+// The larger size of two bf16 each, with some sign.
+__device__ inline u32 larger(u32 x, u32 y) {
+    u32 z;
+    asm("max.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(z) : "r"(x), "r"(y));
+    return z;
+}
+
+// Exponent byte of the smallest scale on which e4m3 holds a size, as in `quant.py`; 255 for infinity.
+__device__ inline u32 exponent_of(float size) {
+    return min(((__float_as_uint(fmaxf(size, 1e-4f) * 0.002232142857142857f) - 1) >> 23) + 1, 255u);
+}
+
+__device__ inline u32 two_e4m3(u32 pair) {
+    u16 z;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(z) : "f"(high_half(pair)), "f"(low_half(pair)));
+    return z;
+}
+
+// Results of an item, which a warp has of two groups of eight heads: rounded to bf16, turned back, then rounded to e4m3
+// on the scale of the largest of a group, of which the other part of the columns is another warp's. A thread has pieces
+// of eight columns, of rows `row` and `row` + 8. At most the last four stretches turn.
+__device__ inline void write_sums(const Arguments &a, u32 shared, const float (&sums)[128], const float (&factors)[2],
+                                  int item, u32 items, int part, int warp, int lane) {
+    const u32 turns = shared + TURNS_AT + items % 4 * 8 * MAX_TURNS;
+    Four y[8][2];
+    u32 largest[2] = {0, 0};
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-        const int first = column + i * 32 - (DIM - int(a.rope));  // of the columns that turn
+        const int first = part * 256 + lane % 4 * 8 + i * 32 - (DIM - int(a.rope));  // of the columns that turn
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const float *x = sums + 16 * i + 2 * half, factor = factors[half];
-            Four y = {two_bf16(x[0] * factor, x[4] * factor), two_bf16(x[8] * factor, x[12] * factor),
-                      two_bf16(x[1] * factor, x[5] * factor), two_bf16(x[9] * factor, x[13] * factor)};
+            Four &z = y[i][half];
+            z = {two_bf16(x[0] * factor, x[4] * factor), two_bf16(x[8] * factor, x[12] * factor),
+                 two_bf16(x[1] * factor, x[5] * factor), two_bf16(x[9] * factor, x[13] * factor)};
             if (i >= 8 - 2 * MAX_TURNS / 32 && first >= 0) {
                 const Four s = load(turns + first * 4), t = load(turns + first * 4 + 16);
-                y = {turned_back(y.a, __uint_as_float(s.a), __uint_as_float(s.b)),
-                     turned_back(y.b, __uint_as_float(s.c), __uint_as_float(s.d)),
-                     turned_back(y.c, __uint_as_float(t.a), __uint_as_float(t.b)),
-                     turned_back(y.d, __uint_as_float(t.c), __uint_as_float(t.d))};
+                z = {turned_back(z.a, __uint_as_float(s.a), __uint_as_float(s.b)),
+                     turned_back(z.b, __uint_as_float(s.c), __uint_as_float(s.d)),
+                     turned_back(z.c, __uint_as_float(t.a), __uint_as_float(t.b)),
+                     turned_back(z.d, __uint_as_float(t.c), __uint_as_float(t.d))};
             }
-            asm volatile("st.global.v4.b32 [%0], {%1,%2,%3,%4};" ::"l"(to + half * 8 * DIM + i * 32), "r"(y.a),
-                         "r"(y.b), "r"(y.c), "r"(y.d)
+            largest[half] = larger(largest[half], larger(larger(z.a, z.b), larger(z.c, z.d)));
+        }
+    }
+    // Two places, in turn: a warp is at most one item ahead of the other.
+    const u32 at = shared + LARGEST_AT + items % 2 * 64 + warp * 8;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        largest[half] = __reduce_max_sync(~0u, max(largest[half] & 0x7FFF, largest[half] >> 16 & 0x7FFF));
+        asm volatile("st.shared.b32 [%0], %1;" ::"r"(at + part * 32 + half * 4), "r"(largest[half]) : "memory");
+    }
+    warps_meet(warp);
+    // Lines of 128 columns of a token; a head has four of them, 32 columns of a line are a thread's stretch.
+    const u32 token = token_of(a, item), size = u32(a.size), lines = u32(a.groups) * (HEADS / GROUP_HEADS) * size;
+    const u32 place = ((item - token * u32(a.groups)) * (HEADS / GROUP_HEADS) + warp * 2) * size + token;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        u32 other;
+        asm volatile("ld.shared.b32 %0, [%1];" : "=r"(other) : "r"(at + (part ^ 1) * 32 + half * 4));
+        const u32 exponent = exponent_of(__uint_as_float(max(largest[half], other) << 16));
+        const u32 factor = (254 - min(exponent, 253u)) * 0x00800080u;
+        if (part + lane == 0) a.scale[place + half * size] = __uint_as_float(exponent << 23);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            const Four &z = y[i][half];
+            const u32 line = (lane / 4 * 4 + part * 2 + i / 4) * lines + place + half * size;
+            const u64 to = u64(a.codes) + u64(line) * 128 + ((lane % 4 / 2 ^ token % 8) * 16 + lane % 2 * 8);
+            asm volatile("st.global.v2.b32 [%0], {%1,%2};" ::"l"(to ^ i % 4 * 32),
+                         "r"(halves(two_e4m3(times(z.a, factor)), two_e4m3(times(z.b, factor)))),
+                         "r"(halves(two_e4m3(times(z.c, factor)), two_e4m3(times(z.d, factor))))
                          : "memory");
         }
     }
 }
 
 __device__ inline void sum_values(const Arguments &a, u32 shared, int thread, int part) {
-    const int lane = thread % 32, row = thread / 32 * 16 + lane / 4, column = part * 256 + lane % 4 * 8;
+    const int lane = thread % 32, row = thread / 32 * 16 + lane / 4;
     u32 tile = 0, items = 0;  // so far
     int num_tiles = tiles_of(a, blockIdx.x);
-    float sums[128];
     for (int item = blockIdx.x; item < int(a.items); item += gridDim.x, ++items) {
         const int next_tiles = tiles_of(a, item + gridDim.x);
-        float factors[2];
+        float sums[128] = {}, factors[2];  // zero for the compiler alone, which would else keep those of the item before
 #pragma unroll 1
         for (int i = 0; i < num_tiles; ++i, ++tile) {
             const u32 buffer = tile & 1, keys = shared + KEYS_AT + buffer * TILE + part * 4 * PANEL;
@@ -265,8 +315,7 @@ __device__ inline void sum_values(const Arguments &a, u32 shared, int thread, in
             products_wait();
             warp_arrive(used(shared, buffer, 1));
         }
-        write_sums(a, shared + TURNS_AT + items % 4 * 8 * MAX_TURNS, sums, factors,
-                   a.out + (long(item) * HEADS + row) * DIM + column, column);
+        write_sums(a, shared, sums, factors, item, items, part, thread / 32, lane);
         num_tiles = next_tiles;
     }
 }

@@ -9,6 +9,7 @@
 #include "hopper.cuh"
 
 constexpr int DIM = 512, HEADS = 64, KEYS = 64, MAX_TURNS = 64;
+constexpr int GROUP_HEADS = 8;  // whose results share a scale and a product
 constexpr int THREADS = 4 * GROUP;
 constexpr u64 UNSEEN = 1, IN_ROWS = 2;  // in places
 constexpr int WINDOW_ROW = DIM / 32 * 33, ENTRY_ROW = DIM / 16 * 9;
@@ -19,12 +20,13 @@ constexpr u32 KEYS_AT = 0, QUERY_AT = 2 * TILE, SHARES_AT = QUERY_AT + TILE / 2,
 constexpr u32 TURNS_AT = SLOTS_AT + 4 * 2 * SLOT, DECAYS_AT = TURNS_AT + 4 * 8 * MAX_TURNS;
 constexpr u32 TOTALS_AT = DECAYS_AT + 2 * 4 * HEADS;
 constexpr u32 SEEN_AT = TOTALS_AT + 2 * 4 * HEADS, BARRIERS_AT = SEEN_AT + 8 * 32;
-constexpr u32 BYTES = BARRIERS_AT + 8 * 8;
+constexpr u32 LARGEST_AT = BARRIERS_AT + 8 * 8, BYTES = LARGEST_AT + 2 * 2 * 4 * HEADS / GROUP_HEADS;
 
 struct Arguments {
     const u16 *q;              // [tokens, heads, 512] bf16
     const float *sink;         // [heads]
-    u16 *out;                  // [tokens, heads, 512] bf16
+    u8 *codes;                 // [32 steps, groups of 8 heads, size, 128] e4m3 panels, see panels.py
+    float *scale;              // [groups of 8 heads, size]
     const float *frequencies;  // [rope / 2]
     const u8 *rows, *ring;     // packed window rows: of the step's tokens, of those before
     const u64 *places;         // [tokens, tiles, 64] where the rows of keys lie, see places.cu
@@ -32,6 +34,7 @@ struct Arguments {
     const int *positions;      // [tokens]
     long groups, items, rope;  // groups of 64 heads; those of all tokens; columns that turn, the last ones
     long num_tiles, window_tiles;  // that a token has places for; those of its window, which come first
+    long size;                     // places of tokens in a group of 8 heads, a multiple of 8
 };
 
 // An item, or the last one; its token; the tiles of its keys that are read.
@@ -59,6 +62,8 @@ __device__ inline u32 used(u32 shared, u32 buffer, u32 half) {
 
 // Waits for the threads of the group that keeps the queries.
 __device__ inline void group_meets() { asm volatile("bar.sync 1, 128;" ::: "memory"); }
+// Waits for the other warp that sums values of the same heads.
+__device__ inline void warps_meet(int warp) { asm volatile("bar.sync %0, 64;" ::"r"(2 + warp) : "memory"); }
 
 // Asks the second cache for bytes of global memory.
 __device__ inline void prefetch(const void *from, u32 bytes) {

@@ -20,8 +20,8 @@ struct Arguments {
     const u8 *matrix;  // [experts, rows / 256, 2, steps, 2, chunk]
     const float *scale;  // [experts, padded rows]
     u16 *out;  // [places, num_rows]
-    const int *begins, *ends;  // [experts] places of their tokens; null: all places are one expert's
-    i64 num_experts, num_places, place_stride, num_rows, steps;  // steps: even
+    const int *begins, *ends;  // [experts] places of their tokens; null: the first of as many places for each
+    i64 num_experts, num_places, place_stride, num_rows, steps;  // num_places: of an expert, if null; steps: even
 };
 
 __device__ inline i64 padded_rows(const Arguments &given) { return (given.num_rows + 255) / 256 * 256; }
@@ -93,8 +93,8 @@ struct Tiles {
         for (int start = 0; start < given.num_experts; start += 32) {
             int expert = start + threadIdx.x, begin = 0, end = 0;
             if (expert < given.num_experts) {
-                begin = given.begins ? __ldcg(given.begins + expert) : 0;
-                end = given.begins ? __ldcg(given.ends + expert) : (int)given.num_places;
+                begin = given.begins ? __ldcg(given.begins + expert) : expert * ((int)given.place_stride / (int)given.num_experts);
+                end = given.begins ? __ldcg(given.ends + expert) : begin + (int)given.num_places;
             }
             int number = (end - begin + tokens - 1) / tokens;
             for (int far = 1; far < 32; far *= 2) {
