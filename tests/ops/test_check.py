@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,8 @@ from deepinfer import LLM, ConfigError, SamplingParams
 from deepinfer.ops.check import CHECKED, OF_TOKENS, WRITTEN, OpChecker
 from deepinfer.ops.reference.build import reference_ops
 from deepinfer.ops.table import Ops, build
-from deepinfer.ops.values import Mix
+from deepinfer.ops.values import Attended, Mix
+from ops import world
 
 PROMPTS = [goldens.prompt(200).tokens[:length] for length in (150, 1, 33, 7)]
 PARAMS = SamplingParams(temperature=1.0, seed=5, max_tokens=4, ignore_eos=True)
@@ -77,6 +78,30 @@ def test_values_within_a_mix_are_cut_and_compared() -> None:
     mix = Mix(torch.ones(4, 2), torch.arange(8.0).view(4, 2), torch.ones(4, 2, 2))
     ops.hyper_leave(torch.ones(4, 2, 3), torch.ones(4, 3), mix)
     assert found(ops, "hyper_leave") is None
+
+
+def test_attended_heads_in_a_form_of_the_backend_are_compared_and_cut_as_a_tensor() -> None:
+    @dataclass(frozen=True)
+    class Doubled(Attended):
+        twice: Tensor
+
+        def heads(self) -> Tensor:
+            return self.twice / 2
+
+    def attend(q: Tensor, window_rows: Any, batch: Any, ring: Any, pages: Any, entries: Any, attention: Any) -> Doubled:
+        return Doubled(q * 2 + (len(q) == 3))
+
+    def project_out(attended: Tensor | Attended, attention: Any) -> Tensor:
+        x = attended.twice if isinstance(attended, Doubled) else attended * 2
+        return x.flatten(1)
+
+    given = reference_ops("fast")
+    same = {name: given[name] for name in ("prepare_attention", "attention_inputs", "main_rows")}
+    ops, batch = checked(attend=attend, project_out=project_out, **same), world.make_batch([(1, 0, 1), (2, 0, 2)])
+    q, rows = torch.ones(3, 2, 4), torch.zeros(3, 1)
+    ops.project_out(ops.attend(q, rows, batch, None, None, None, None), None)
+    assert found(ops, "attend") == "row 0 of 3 tokens, value 0 at [0, 0, 0]: 1.5, alone 1.0"
+    assert found(ops, "project_out") is None
 
 
 def test_what_an_op_writes_is_compared_and_written_once() -> None:

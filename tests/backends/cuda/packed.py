@@ -62,6 +62,9 @@ def products(panels, packed, places=None) -> Tensor:
     steps, count = packed.chunks.shape[2], panels.size if places else panels.num_tokens
     codes = panel_bytes(panels, steps).contiguous().view(torch.float8_e4m3fn)
     x, whole = codes.double() * panels.scale[: panels.size, None], matrices(packed)[:, : packed.num_rows]
+    if not places and len(whole) > 1:
+        groups = x.view(len(whole), -1, x.shape[1])[:, : panels.num_tokens]
+        return (groups @ whole.mT).bfloat16()
     if not places:
         return (x[:count] @ whole[0].T).bfloat16()
     out = torch.full((count, packed.num_rows), torch.nan, dtype=torch.bfloat16)

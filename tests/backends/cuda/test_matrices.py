@@ -28,6 +28,20 @@ def test_tile_scales_fold_onto_rows_without_loss_when_near():
     assert float((ours - torch.cat([expected] * 2)).norm() / expected.norm()) < matrices.FOLDING_LIMIT * 2
 
 
+@pytest.mark.parametrize("is_kept_in_bf16", [False, True])
+def test_groups_of_rows_are_matrices_of_their_own_in_either_form(is_kept_in_bf16):
+    weight = fp8_weight(torch.tensor([[110, 120, 110], [110, 120, 111]]))
+    if is_kept_in_bf16:
+        weight.value[:, 32:64] = 0.5
+    grouped = matrices.prepare_matrix(pair.placed(weight), dtype=torch.float32, num_groups=4).rows
+    whole = matrices.prepare_matrix(pair.placed(weight), dtype=torch.float32).rows
+    assert torch.equal(grouped.values.flatten(0, 1).float(), whole.values.float()) and grouped.values.shape[0] == 4
+    if is_kept_in_bf16:
+        assert grouped.scale is None and whole.scale is None
+    else:
+        assert torch.equal(grouped.scale, whole.scale.view(4, 16))
+
+
 def test_tile_scales_that_lie_far_apart_keep_the_matrix_in_bf16():
     weight = fp8_weight(torch.tensor([[110, 120, 110], [110, 120, 110]]))
     weight.value[:, 32:64] = 0.5  # the tiles with the large scale hold little

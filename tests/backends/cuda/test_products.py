@@ -29,6 +29,14 @@ def test_e4m3_chunks_hold_pieces_of_16_columns_of_all_rows(rows, width):
             assert torch.equal(found, padded[layout.pieces(tile, step)])
 
 
+def test_matrices_of_several_experts_are_packed_one_after_the_other():
+    codes = torch.randint(0, 256, (3, 200, 160), dtype=torch.uint8).view(quant.E4M3)
+    packed, scale = products.pack_e4m3(codes, torch.ones(3, 200)), torch.ones(200)
+    alone = [products.pack_e4m3(each, scale) for each in codes]
+    assert torch.equal(packed.chunks, torch.cat([each.chunks for each in alone]))
+    assert torch.equal(packed.scale, torch.cat([each.scale for each in alone])) and packed[2:] == alone[0][2:]
+
+
 def test_e2m1_chunks_hold_what_each_thread_widens():
     random = torch.Generator().manual_seed(0)
     codes = torch.randint(0, 256, (2, 200, 128), dtype=torch.uint8, generator=random)
@@ -83,6 +91,16 @@ def test_dense_products_take_the_form_for_their_tiles(rows, num_tokens, form, mo
     assert products.form_for(matrix, tokens, None).name == form
 
 
+@pytest.mark.parametrize(
+    ("num_tokens", "form"), [(64, "fewest"), (128, "fewest"), (129, "many"), (1024, "many"), (1056, "most")]
+)
+def test_groups_take_the_form_for_the_tiles_of_all(num_tokens, form, monkeypatch):
+    monkeypatch.setattr(products, "num_multiprocessors", lambda device: 132)
+    matrix = products.Packed(torch.empty(8, 8, 32, 2, 8192, device="meta"), torch.empty(1), 1024, 4096)
+    tokens = panels.empty_panels(num_tokens, 128, None, torch.device("meta"), 8)
+    assert products.form_for(matrix, tokens, None).name == form
+
+
 @pytest.mark.parametrize(("num_pairs", "form"), [(6, "few"), (288, "few"), (289, "many")])
 def test_experts_take_the_form_for_their_pairs(num_pairs, form, monkeypatch):
     monkeypatch.setattr(products, "num_multiprocessors", lambda device: 132)
@@ -98,6 +116,14 @@ def test_tokens_lie_in_panels():
     found = layout.panel_bytes(tokens, 2)[:11]
     assert torch.equal(found[:, :160], rows.values.view(torch.uint8)) and not found[:, 160:].any()
     assert torch.equal(tokens.scale[:11], rows.scale)
+
+
+def test_tokens_may_come_in_parts_that_lie_apart():
+    x = torch.randn(3, 11, 96, generator=torch.Generator().manual_seed(0)).bfloat16().to(pair.DEVICE)
+    apart = x.transpose(0, 1)[:9]
+    found, expected = (panels.quantise_panels(each, 512) for each in (apart, apart.flatten(1)))
+    assert torch.equal(layout.panel_bytes(found, 4)[:9], layout.panel_bytes(expected, 4)[:9])
+    assert torch.equal(found.scale[:9], expected.scale[:9])
 
 
 def test_pairs_of_an_expert_lie_together_in_their_order():
