@@ -1,7 +1,7 @@
 """Attended heads rounded to e4m3 for the grouped product: one power-of-two scale a token and group of heads.
 
-The scale is that of the group's largest number, once rounded to bf16. e4m3 keeps all its bits over 14 octaves, so scales
-of 32 numbers, as other activations have, would change next to nothing.
+The scale is that of the group's largest number, once rounded to bf16. e4m3 keeps all its bits over 14 octaves, so
+scales of 32 numbers, as other activations have, would change next to nothing.
 """
 
 from __future__ import annotations

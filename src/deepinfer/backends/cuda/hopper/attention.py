@@ -36,8 +36,8 @@ SHARE_KEYS = 64  # of one tile, as in the released softmax
 VALUE_KEYS = 32
 SHARE_WARPS = 8
 PLACES_SOURCE = Path(__file__).parent / "native" / "places.cu"
-WIDE_SOURCE = Path(__file__).parent / "native" / "attention.cu"
-WIDE_DIM, WIDE_HEADS, WIDE_GROUP, WIDE_TURNS, WIDE_THREADS, WIDE_SHARED_BYTES = 512, 64, 8, 64, 512, 221632  # its own
+WIDE_SOURCE = Path(__file__).parent / "native" / "attention.cu"  # and its sizes
+WIDE_DIM, WIDE_HEADS, WIDE_GROUP, WIDE_TURNS, WIDE_THREADS, WIDE_SHARED_BYTES = 512, 64, 8, 64, 512, 221632
 NARROW = 8  # bytes of codes that a thread takes at once, so that widened ones spread over all banks
 
 

@@ -138,9 +138,6 @@ def project_out(attended: Tensor | Attended, attention: Attention) -> Tensor:
     """wo_a per group of heads, then wo_b: [T, h, D] bf16, or in panels -> [T, H] bf16."""
     if isinstance(attended, Tensor):
         expect("attended", attended, (None, attention.num_heads, attention.dim), torch.bfloat16)
-        width = attention.num_heads * attention.dim // attention.num_groups
-        groups: Tensor | AttendedPanels = attended.reshape(-1, attention.num_groups, width)
-    else:
-        assert isinstance(attended, AttendedPanels), "attended heads are of this backend"
-        groups = attended
-    return linear(grouped_linear(groups, attention.wo_a), attention.wo_b)
+        attended = attended.unflatten(1, (attention.num_groups, -1)).flatten(2).contiguous()
+    assert isinstance(attended, Tensor | AttendedPanels), "attended heads are of this backend"
+    return linear(grouped_linear(attended, attention.wo_a), attention.wo_b)

@@ -285,7 +285,7 @@ __device__ inline void sum_values(const Arguments &a, u32 shared, int thread, in
     int num_tiles = tiles_of(a, blockIdx.x);
     for (int item = blockIdx.x; item < int(a.items); item += gridDim.x, ++items) {
         const int next_tiles = tiles_of(a, item + gridDim.x);
-        float sums[128] = {}, factors[2];  // zero for the compiler alone, which would else keep those of the item before
+        float sums[128] = {}, factors[2];  // zero: else the compiler keeps those of the item before, and spills
 #pragma unroll 1
         for (int i = 0; i < num_tiles; ++i, ++tile) {
             const u32 buffer = tile & 1, keys = shared + KEYS_AT + buffer * TILE + part * 4 * PANEL;

@@ -89,11 +89,11 @@ struct Tiles {
 
     // By the first warp; tiles of this many tokens. Not from the first cache, which may be older than the kernel before.
     __device__ void count(const Arguments &given, int tokens) {
-        int before = 0;
+        int before = 0, apart = (int)given.place_stride / (int)given.num_experts;
         for (int start = 0; start < given.num_experts; start += 32) {
             int expert = start + threadIdx.x, begin = 0, end = 0;
             if (expert < given.num_experts) {
-                begin = given.begins ? __ldcg(given.begins + expert) : expert * ((int)given.place_stride / (int)given.num_experts);
+                begin = given.begins ? __ldcg(given.begins + expert) : expert * apart;
                 end = given.begins ? __ldcg(given.ends + expert) : begin + (int)given.num_places;
             }
             int number = (end - begin + tokens - 1) / tokens;
