@@ -125,6 +125,7 @@ def around_layers(ops: Ops, tokens: int) -> None:
     x, logits = ops.draft_head(values, pre, draft)
     ops.draft_next(logits, x, ids, draft)
     ops.draft_likeliest(logits, x, ids, draft)
+    logits = ops.head(values, pre, head)
     ops.best_tokens(logits)
     ops.draw(logits, pre[:, 0].contiguous(), ids, ids)
 
