@@ -26,9 +26,19 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from deepinfer.backends.cuda import native
-from deepinfer.backends.cuda.hopper import attention, hyper, index_scores, matrices, moe, products, selection
+from deepinfer.backends.cuda.hopper import (
+    attention,
+    hyper,
+    index_scores,
+    large_products,
+    matrices,
+    moe,
+    products,
+    selection,
+)
 from deepinfer.ops.table import Ops
 from deepinfer.ops.weights import DraftWeights, HeadWeights, NgramSpec
 
@@ -59,6 +69,8 @@ class Compiler:
             elif isinstance(value, torch.Tensor):
                 signature[parameter.name] = f"*{TYPES[value.dtype]}"
                 attributes[(place,)] = [["tt.divisibility", 16]]
+            elif isinstance(value, TensorDescriptor):
+                signature[parameter.name] = f"tensordesc<{TYPES[value.base.dtype]}{value.block_shape}>"
             else:
                 signature[parameter.name] = "fp32" if isinstance(value, float) else "i32"
                 if isinstance(value, int) and value % 16 == 0:
@@ -84,12 +96,11 @@ class Compiler:
     @contextlib.contextmanager
     def instead_of_launches(self) -> Iterator[None]:
         """Kernels are given to `run` for as long as the context lasts."""
-        launch = JITFunction.run
-        JITFunction.run = lambda kernel, *given, **kwargs: self.run(kernel, *given, **kwargs)
-        try:
+        with (
+            mock.patch.object(JITFunction, "run", lambda kernel, *given, **kwargs: self.run(kernel, *given, **kwargs)),
+            mock.patch.object(large_products, "num_multiprocessors", lambda device: 132),
+        ):
             yield
-        finally:
-            JITFunction.run = launch
 
 
 def released_cases(tokens: int) -> None:
@@ -127,6 +138,8 @@ def around_layers(ops: Ops, tokens: int) -> None:
     ops.draft_likeliest(logits, x, ids, draft)
     logits = ops.head(values, pre, head)
     ops.best_tokens(logits)
+    x, rows = sizes.normal(tokens, hidden), sizes.normal(large_products.ROW_TILE, hidden)  # a head has more rows
+    large_products.large_products(x, rows, torch.empty(tokens, len(rows), device=sizes.GPU))
     ops.draw(logits, pre[:, 0].contiguous(), ids, ids)
 
 

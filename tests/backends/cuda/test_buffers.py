@@ -13,7 +13,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 SCRIPT = Path(__file__).parents[3] / "benchmarks" / "ops" / "hopper_buffers.py"
 WITH_PRODUCTS = {
     "mix_pieces_kernel", "matmul_kernel", "experts_kernel", "share_kernel", "value_kernel", "score_kernel",
-    "candidate_kernel", "next_kernel", "next_peak_kernel",
+    "candidate_kernel", "next_kernel", "next_peak_kernel", "large_kernel",
 }  # fmt: skip
 
 

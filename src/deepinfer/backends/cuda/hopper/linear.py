@@ -1,6 +1,7 @@
-"""Products with prepared matrices: packed ones by CUDA C++ (`products.py`), others by Triton.
+"""Products with prepared matrices: packed ones by CUDA C++ (`products.py`), others by Triton,
+large ones of bf16 by a kernel of their own (`large_products.py`).
 
-The matrix is the left operand: its rows fill the 64 rows that a Hopper matrix instruction wants
+The matrix is the left operand here: its rows fill the 64 rows that a Hopper matrix instruction wants
 even when there are few tokens, and tokens are the narrow side. A result has the same bits
 whatever the number of tokens: sums run along the width in one order, and a tile of tokens only
 decides how many of them share a load of the matrix.
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from deepinfer.backends.cuda.hopper.attended import AttendedPanels, group_panels, group_rows
 from deepinfer.backends.cuda.hopper.begin import begin
+from deepinfer.backends.cuda.hopper.large_products import is_large, large_products
 from deepinfer.backends.cuda.hopper.matrices import Matrix
 from deepinfer.backends.cuda.hopper.numbers import multiply, to_bf16
 from deepinfer.backends.cuda.hopper.panels import Panels, quantise_panels
@@ -95,7 +97,10 @@ def matmul(x: Rows, matrix: Rows, dtype: torch.dtype = torch.bfloat16, out: Tens
         out = torch.empty(num_tokens, num_rows, dtype=dtype, device=x.values.device)
     expect("result", out, (num_tokens, num_rows), dtype)
     require(out.stride(1) == 1, "the numbers of a row of the result must lie side by side")
-    _launch(x, matrix, out, num_tokens, (x.values.stride(0), width, out.stride(0)), (0, 0, 0), (num_rows, width, 1))
+    if matrix.scale is None and is_large(x.values, matrix.values, out):
+        large_products(x.values, matrix.values, out)
+    else:
+        _launch(x, matrix, out, num_tokens, (x.values.stride(0), width, out.stride(0)), (0, 0, 0), (num_rows, width, 1))
     return out
 
 
