@@ -62,9 +62,12 @@ def gate_kernel(
     streams, memory, weight, is_image, out, eps, scale,
     HAS_IMAGES: tl.constexpr, HIDDEN: tl.constexpr, STREAMS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """One stream of one token: stream + sigmoid(signed_sqrt(<norm(stream), norm(key)> weighted)) * value."""
+    """One stream of one token: stream + sigmoid(signed_sqrt(<norm(stream), norm(key)> weighted)) * value.
+
+    A token's streams follow each other: all read its value, which the L2 cache then holds.
+    """
     begin()
-    token, stream = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    token, stream = tl.program_id(0).to(tl.int64) // STREAMS, tl.program_id(0) % STREAMS
     column = tl.arange(0, TILE)
     is_here = column < HIDDEN
     at = (token * STREAMS + stream) * HIDDEN + column
@@ -101,7 +104,7 @@ def engram(streams: Tensor, rows: Tensor, is_image: Tensor | None, engram: Engra
     )  # fmt: skip
     memory = linear(gathered, engram.wkv)
     images = is_image.contiguous().view(torch.uint8) if is_image is not None else engram.codes
-    gate_kernel[(num_tokens, num_streams)](
+    gate_kernel[(num_tokens * num_streams,)](
         streams.contiguous(), memory, engram.weight, images, out, engram.norm_eps, hidden**-0.5,
         is_image is not None, hidden, num_streams, next_power_of_2(hidden), num_warps=8, launch_pdl=True,
     )  # fmt: skip
