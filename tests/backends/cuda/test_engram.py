@@ -7,10 +7,11 @@ import dataclasses
 import pytest
 import torch
 
-from backends.cuda import pair
+from backends.cuda import packed, pair
 from ops import golden, world
 
-pytest.importorskip("triton", reason="triton is not installed")
+engram = pytest.importorskip("deepinfer.backends.cuda.hopper.engram", reason="triton is not installed")
+panels = pytest.importorskip("deepinfer.backends.cuda.hopper.panels", reason="triton is not installed")
 
 
 def test_streams_equal_the_reference_and_images_pass():
@@ -26,6 +27,20 @@ def test_streams_equal_the_reference_and_images_pass():
         assert golden.row_error(actual.flatten(1), expected.flatten(1)) <= 4e-3  # bf16 results
         if images is not None:
             assert torch.equal(actual[is_image], streams[is_image])
+
+
+def test_panels_of_table_rows_are_those_of_the_rows_in_bf16():
+    prepared = pair.hopper().prepare_engram(pair.placed(golden.engram(4)))
+    random = torch.Generator().manual_seed(0)
+    rows = torch.randint(len(prepared.codes), (11, 6), generator=random)
+    rows[0], rows[1, 2], rows[2, 5] = -1, -1, len(prepared.codes)
+    values = engram.gathered(pair.placed(rows), prepared)
+    is_nonzero = values.view(11, 6, -1).any(-1).cpu()
+    assert torch.equal(is_nonzero, (rows >= 0) & (rows < len(prepared.codes)))
+    ours = engram.gathered_panels(pair.placed(rows), prepared, 512)
+    expected = panels.quantise_panels(values, 512)
+    assert torch.equal(packed.panel_bytes(ours, 4)[:11], packed.panel_bytes(expected, 4)[:11])
+    assert torch.equal(ours.scale[:11], expected.scale[:11])
 
 
 def test_no_tokens_give_no_rows():

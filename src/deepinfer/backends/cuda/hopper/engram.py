@@ -12,7 +12,10 @@ from torch import Tensor
 from deepinfer.backends.cuda.hopper.begin import begin
 from deepinfer.backends.cuda.hopper.linear import linear
 from deepinfer.backends.cuda.hopper.matrices import Matrix, prepare_matrix
-from deepinfer.backends.cuda.hopper.numbers import from_e4m3_bytes, to_bf16, ue8m0
+from deepinfer.backends.cuda.hopper.numbers import bf16_rounded, from_e4m3_bytes, to_bf16, ue8m0
+from deepinfer.backends.cuda.hopper.panels import Panels, empty_panels, write_panels
+from deepinfer.backends.cuda.hopper.products import Packed
+from deepinfer.backends.cuda.hopper.quant import fold_groups
 from deepinfer.backends.cuda.hopper.sizes import next_power_of_2
 from deepinfer.ops.reference import quant
 from deepinfer.ops.reference.shapes import expect, require
@@ -40,21 +43,41 @@ def prepare_engram(engram: EngramWeights) -> Engram:
 
 
 @triton.jit
-def gather_kernel(
-    codes, scales, rows, out, num_rows,
-    COLUMNS: tl.constexpr, COLUMN_TILE: tl.constexpr, WIDTH: tl.constexpr, WIDTH_TILE: tl.constexpr,
+def table_groups(
+    codes, scales, rows, token, num_rows, COLUMNS: tl.constexpr, WIDTH: tl.constexpr, GROUPS: tl.constexpr
 ):  # fmt: skip
-    """One token's table rows, widened to bf16, side by side; zeros for a row outside the table."""
+    """One token's table rows in groups [GROUPS, 32], float32 rounded to bf16; zeros for a row outside the table."""
+    group, member = tl.arange(0, GROUPS), tl.arange(0, 32)
+    column, part = group // (WIDTH // 32), group % (WIDTH // 32)
+    row = tl.load(rows + token * COLUMNS + column, mask=column < COLUMNS, other=-1)
+    is_here = (row >= 0) & (row < num_rows)
+    code = tl.load(codes + (row * WIDTH + part * 32)[:, None] + member[None, :], mask=is_here[:, None], other=0)
+    factor = tl.load(scales + row * (WIDTH // 32) + part, mask=is_here, other=0)
+    return bf16_rounded(from_e4m3_bytes(code) * ue8m0(factor)[:, None])
+
+
+@triton.jit
+def gather_kernel(
+    codes, scales, rows, out, num_rows, COLUMNS: tl.constexpr, WIDTH: tl.constexpr, GROUPS: tl.constexpr
+):  # fmt: skip
+    """One token's table rows, side by side."""
     begin()
     token = tl.program_id(0).to(tl.int64)
-    column, member = tl.arange(0, COLUMN_TILE), tl.arange(0, WIDTH_TILE)
-    row = tl.load(rows + token * COLUMNS + column, mask=column < COLUMNS, other=0)
-    is_here = ((column < COLUMNS) & (row >= 0) & (row < num_rows))[:, None] & (member < WIDTH)[None, :]
-    code = tl.load(codes + row[:, None] * WIDTH + member[None, :], mask=is_here, other=0)
-    factor = tl.load(scales + row[:, None] * (WIDTH // 32) + member[None, :] // 32, mask=is_here, other=0)
-    value = from_e4m3_bytes(code) * ue8m0(factor)
-    is_here = (column < COLUMNS)[:, None] & (member < WIDTH)[None, :]
-    tl.store(out + (token * COLUMNS + column)[:, None] * WIDTH + member[None, :], to_bf16(value), mask=is_here)
+    values = table_groups(codes, scales, rows, token, num_rows, COLUMNS, WIDTH, GROUPS)
+    column = tl.arange(0, GROUPS)[:, None] * 32 + tl.arange(0, 32)[None, :]
+    tl.store(out + token * COLUMNS * WIDTH + column, to_bf16(values), mask=column < COLUMNS * WIDTH)
+
+
+@triton.jit
+def gather_panels_kernel(
+    codes, scales, rows, out, out_scale, num_rows, size,
+    COLUMNS: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr, GROUPS: tl.constexpr,
+):  # fmt: skip
+    """The same, rounded to e4m3 on one scale, to the token's place."""
+    begin()
+    token = tl.program_id(0).to(tl.int64)
+    folded, scale = fold_groups(table_groups(codes, scales, rows, token, num_rows, COLUMNS, WIDTH, GROUPS))
+    write_panels(out, out_scale, token, size, folded, scale, PADDED, GROUPS)
 
 
 @triton.jit
@@ -85,27 +108,53 @@ def gate_kernel(
     tl.store(out + at, to_bf16(x + gate * value), mask=is_here)
 
 
+def gathered(rows: Tensor, engram: Engram) -> Tensor:
+    """The table's rows [T, columns * width] bf16 of rows [T, columns] int64."""
+    (num_tokens, columns), width = rows.shape, engram.codes.shape[1]
+    out = torch.empty(num_tokens, columns * width, dtype=torch.bfloat16, device=rows.device)
+    gather_kernel[(num_tokens,)](
+        engram.codes, engram.scales, rows.contiguous(), out, len(engram.codes),
+        columns, width, next_power_of_2(columns * width // 32), num_warps=4, launch_pdl=True,
+    )  # fmt: skip
+    return out
+
+
+def gathered_panels(rows: Tensor, engram: Engram, padded_width: int) -> Panels:
+    """The same as `quantise_panels` makes of them, in its bits."""
+    (num_tokens, columns), width = rows.shape, engram.codes.shape[1]
+    panels = empty_panels(num_tokens, padded_width, None, rows.device)
+    gather_panels_kernel[(num_tokens,)](
+        engram.codes, engram.scales, rows.contiguous(), panels.codes, panels.scale, len(engram.codes), panels.size,
+        columns, width, padded_width, next_power_of_2(padded_width // 32), num_warps=4, launch_pdl=True,
+    )  # fmt: skip
+    return panels
+
+
 def engram(streams: Tensor, rows: Tensor, is_image: Tensor | None, engram: Engram) -> Tensor:
     """streams + gate * value: streams [T, m, H] bf16, rows [T, columns] int64 -> [T, m, H] bf16."""
-    (num_streams, hidden), width = engram.weight.shape, engram.codes.shape[1]
+    num_streams, hidden = engram.weight.shape
     expect("streams", streams, (None, num_streams, hidden), torch.bfloat16)
-    num_tokens, device = len(streams), streams.device
+    num_tokens = len(streams)
     expect("engram rows", rows, (num_tokens, None), torch.int64)
     if is_image is not None:
         expect("is_image", is_image, (num_tokens,), torch.bool)
     out = torch.empty_like(streams, memory_format=torch.contiguous_format)
     if not num_tokens:
         return out
-    columns = rows.shape[1]
-    gathered = torch.empty(num_tokens, columns * width, dtype=torch.bfloat16, device=device)
-    gather_kernel[(num_tokens,)](
-        engram.codes, engram.scales, rows.contiguous(), gathered, len(engram.codes),
-        columns, next_power_of_2(columns), width, next_power_of_2(width), num_warps=8, launch_pdl=True,
-    )  # fmt: skip
-    memory = linear(gathered, engram.wkv)
+    memory = _memory(rows, engram)
     images = is_image.contiguous().view(torch.uint8) if is_image is not None else engram.codes
     gate_kernel[(num_tokens * num_streams,)](
         streams.contiguous(), memory, engram.weight, images, out, engram.norm_eps, hidden**-0.5,
         is_image is not None, hidden, num_streams, next_power_of_2(hidden), num_warps=8, launch_pdl=True,
     )  # fmt: skip
     return out
+
+
+def _memory(rows: Tensor, engram: Engram) -> Tensor:
+    """Keys of the streams and the value they share [T, (m + 1) * H] bf16."""
+    matrix = engram.wkv.rows
+    if not isinstance(matrix, Packed):
+        return linear(gathered(rows, engram), engram.wkv)
+    width = rows.shape[1] * engram.codes.shape[1]
+    require(width == matrix.width, f"a token's table rows are {width} wide; they must be {matrix.width}")
+    return linear(gathered_panels(rows, engram, matrix.padded_width), engram.wkv)

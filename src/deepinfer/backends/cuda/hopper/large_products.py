@@ -18,7 +18,7 @@ from deepinfer.backends.cuda.hopper.sizes import cdiv
 from deepinfer.backends.cuda.native import num_multiprocessors
 
 ROW_TILE, STEP, PARTS = 256, 64, 4  # a tile's results leave in parts of its rows, through one buffer
-MIN_TOKENS, MIN_TILES = 33, 128  # fewer tokens read the matrix and little else; fewer tiles leave much of the card idle
+MIN_TOKENS, MIN_TILES = 33, 96  # fewer tokens read the matrix and little else; fewer tiles leave much of the card idle
 
 
 @triton.jit

@@ -80,12 +80,9 @@ def tiles(num_tokens: int, num_rows: int, is_narrow: bool) -> dict[str, int]:
             "num_warps": 4,
             "num_stages": 6 if is_narrow else 4,
         }
-    step, token_tile, row_tile, num_stages = (128 if is_narrow else 64), 128, 128, 4
-    if not is_narrow and num_tokens <= 192 and num_rows >= 4096:
-        token_tile, row_tile = 64, 256
-    elif num_rows >= 16384 if is_narrow else num_tokens > 512 and num_rows >= 4096:
-        row_tile, num_stages = 256, 3
-    return {"TOKEN_TILE": token_tile, "ROW_TILE": row_tile, "STEP": step, "num_warps": 8, "num_stages": num_stages}
+    step = 128 if is_narrow else 64
+    row_tile, num_stages = (256, 3) if is_narrow and num_rows >= 16384 else (128, 4)
+    return {"TOKEN_TILE": 128, "ROW_TILE": row_tile, "STEP": step, "num_warps": 8, "num_stages": num_stages}
 
 
 def matmul(x: Rows, matrix: Rows, dtype: torch.dtype = torch.bfloat16, out: Tensor | None = None) -> Tensor:
