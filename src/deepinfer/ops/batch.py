@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from torch import Tensor
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ class TokenBatch:
     max_position: host-side bound, the largest position in the batch, -1 when it is empty.
     is_block: each row is a block of drafts. Its tokens see the whole row and the last window positions
         before its start; their own window vectors are not kept.
-    derived: what ops worked out from the fields above, see `once`.
+    derived: what ops worked out from the fields above, see `once` and `latest`.
     """
 
     positions: Tensor
@@ -59,6 +61,15 @@ class TokenBatch:
         if key not in self.derived:
             self.derived[key] = make()
         return self.derived[key]
+
+    def latest(self, name: Hashable, of: object, key: Hashable, make: Callable[[], T]) -> T:
+        """`once` for what also rests on `of`: it and what `make` gave last are kept until `name` is asked for with
+        another `of` or `key`."""
+        found = self.derived.get(name)
+        if found is None or found[0] is not of or found[1] != key:
+            found = self.derived[name] = (of, key, make())
+        made: T = found[2]
+        return made
 
 
 @dataclass(frozen=True)

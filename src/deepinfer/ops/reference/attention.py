@@ -190,9 +190,9 @@ def _window_places(batch: TokenBatch, window: int, length: int, first: int, last
 def _entry_keys(batch: TokenBatch, pages: Tensor, entries: Tensor, first: int, last: int) -> tuple[Tensor, Tensor]:
     """Compressed vectors of tokens first .. last - 1: [t, n, D] float32, and which are empty [t, n]."""
     per_block = pages.shape[1]
-    key = ("entry places", id(entries), per_block, first, last)  # the value keeps `entries`, so its id stays its own
-    found = batch.once(key, lambda: (*_entry_places(batch, entries, per_block, first, last), entries))
-    blocks, places, is_valid = found[:3]
+    blocks, places, is_valid = batch.latest(
+        ("entry places", first, last), entries, per_block, lambda: _entry_places(batch, entries, per_block, first, last)
+    )
     return quant.unpack_compressed(pages[blocks, places], is_valid), ~is_valid
 
 

@@ -241,13 +241,16 @@ def attend(
         panels = attended.panels
         groups = heads // WIDE_HEADS
         items = num_tokens * groups
-        key = "places of keys", id(selected), pages.data_ptr() if selected is not None else 0, window, ring.shape
-        sizes = window, span, window_tile  # the value keeps `selected`, so its id stays its own
-        found = batch.once(key, lambda: (*find_places(kernels[0], num_keys, *places[2:], *sizes), selected))
+        sizes = window, span, window_tile
+        key = *sizes, *ring.shape, ring.stride(0), pages.data_ptr() if selected is not None else 0
+        found = batch.latest(
+            ("places of keys", selected is None), selected, key,
+            lambda: find_places(kernels[0], num_keys, *places[2:], *sizes),
+        )  # fmt: skip
         kernels[1].launch(
             (min(items, num_multiprocessors(q.device)), 1, 1),
             (
-                q, attention.sink, panels.codes, panels.scale, attention.frequencies, window_rows, ring, *found[:2],
+                q, attention.sink, panels.codes, panels.scale, attention.frequencies, window_rows, ring, *found,
                 batch.positions, groups, items, 2 * len(attention.frequencies), num_keys // SHARE_KEYS,
                 window_tile // SHARE_KEYS, panels.size // attention.num_groups,
             ),
