@@ -8,6 +8,7 @@ The tests hold a smaller set.
 
 from __future__ import annotations
 
+import argparse
 import time
 
 import goldens
@@ -26,6 +27,7 @@ def tokens(llm: LLM, size: int) -> list[list[int]]:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     with LLM(goldens.CHECKPOINT, precision="float32") as llm:
         alone = tokens(llm, 1)
         for size in BATCHES:

@@ -14,6 +14,7 @@ A file given instead is imported, and its `launch` is called in place of the bac
 
 from __future__ import annotations
 
+import argparse
 import operator
 import re
 import runpy
@@ -231,10 +232,12 @@ def launch_all() -> None:
 
 
 def main() -> int:
-    checker = Checker()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", nargs="?", help="a file whose `launch` launches kernels; default: those of a layer")
+    args, checker = parser.parse_args(), Checker()
     print(f"{'kernel':<22}{'products':>9}   writes")
     with checker.instead_of_launches(), NoData():
-        (runpy.run_path(sys.argv[1])["launch"] if sys.argv[1:] else launch_all)()
+        (runpy.run_path(args.file)["launch"] if args.file else launch_all)()
     print(f"{len(checker.seen)} kernels and variants, {checker.num_found} writes into buffers in use")
     return int(checker.num_found > 0)
 

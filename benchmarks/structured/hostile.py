@@ -8,6 +8,7 @@ vocabulary. Target: an answer within 2 s.
 
 from __future__ import annotations
 
+import argparse
 import threading
 import time
 from pathlib import Path
@@ -41,6 +42,7 @@ class Watch:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     server = GrammarServer(NANO, 4096, [1])
     server.compile(Grammar("regex", "warm")).result()
     assert server._process is not None
