@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import types
+
 import pytest
 import torch
 
@@ -207,6 +209,22 @@ def test_experts_with_many_pairs_are_multiplied_as_e4m3(has_copy, num_pairs, cho
     found = products.for_pairs(matrix, num_pairs)
     assert found.chunks is {"packed": chunks, "copy": copy, "made": made}[chosen]
     assert found.scale is matrix.scale
+
+
+@pytest.mark.parametrize(("num_experts", "num_pairs", "form"), [(1, 4097, "fewest"), (1, 6000, "many")])
+def test_forms_that_begin_early_read_no_matrix_widened_just_before(num_experts, num_pairs, form, monkeypatch):
+    launched = []
+    kernel = types.SimpleNamespace(launch=lambda grid, given: launched.append(given[2]))
+    monkeypatch.setattr(products, "num_multiprocessors", lambda device: 132)
+    monkeypatch.setattr(products, "widened", lambda chunks: made)
+    monkeypatch.setattr(products, "kernel_for", lambda chunk, form, device: kernel)
+    chunks, made = (torch.empty(num_experts, 2, 2, 2, size, device="meta", dtype=torch.uint8) for size in (4352, 8192))
+    matrix = products.Packed(chunks, torch.empty(1), 256, 256)
+    places = panels.Places(torch.empty(num_pairs), torch.empty(1), torch.empty(1), num_pairs + 16)
+    tokens = panels.Panels(torch.empty(0), torch.empty(0), places.size, num_pairs)
+    assert products.form_for(matrix, tokens, places).name == form
+    products.products(tokens, matrix, places)
+    assert launched[0] is (chunks if form == "fewest" else made)
 
 
 def test_a_matrix_that_would_be_too_large_is_not_widened_at_use(monkeypatch):

@@ -25,11 +25,22 @@ def test_uneven_ranks_are_planned_by_the_fullest():
 def test_requests_and_blocks_fill_what_is_left():
     plan = memory_plan(config("released"), 131, 64, 131_072)
     assert plan.fits and plan.bytes_per_request == 1024 * 113_920 + 43 * 528 * 133 + 3 * 7 * 4096 + 48
-    assert plan.num_requests == plan.cache_bytes // plan.bytes_per_request == 954
+    assert plan.num_requests == plan.cache_bytes // plan.bytes_per_request == 881
     assert plan.num_blocks >= plan.num_requests * 1024
     assert plan.num_cache_tokens == plan.num_blocks * 128
     used = sum(plan.weight_bytes.values()) + plan.reserved_bytes + plan.num_requests * plan.bytes_per_request
     assert plan.device_bytes - plan.bytes_per_request - 3 * GIB // 1024 < used < plan.device_bytes == 131 * GIB
+
+
+def test_experts_that_a_hopper_card_keeps_twice_are_counted():
+    """40 layers and 3 draft blocks on 64 ranks; a rank of 8 has no room for a layer's."""
+    layer, draft = (count * 5120 * (4608 + 2304) for count in (384 // 64, 128 // 64))
+    plans = [memory_plan(config("released"), 139.8, ranks) for ranks in (64, 8)]
+    copied = [plan.weight_bytes.get("experts as e4m3 (Hopper)", 0) for plan in plans]
+    assert copied == [40 * layer + 3 * draft, 0]
+    room = layer * 400 / GIB
+    for gib, kept in ((room + 1e-3, copied[0]), (room - 1e-3, 3 * draft)):
+        assert memory_plan(config("released"), gib, 64).weight_bytes["experts as e4m3 (Hopper)"] == kept
 
 
 def test_model_that_does_not_fit_says_what_is_missing():

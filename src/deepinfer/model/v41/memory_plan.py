@@ -11,6 +11,7 @@ from deepinfer.model.v41.caches import cache_layout
 from deepinfer.model.v41.config import ModelConfig
 from deepinfer.model.v41.names import catalogue
 from deepinfer.model.v41.report import PartFigures, part_figures
+from deepinfer.ops.copies import copy_bytes
 
 GIB = 2**30
 RESERVED_SHARE = 0.05  # of the device, for activations and work space
@@ -27,7 +28,7 @@ class MemoryPlan:
     device_bytes: int
     num_ranks: int
     context_tokens: int
-    weight_bytes: dict[str, int]  # part -> bytes on the fullest rank
+    weight_bytes: dict[str, int]  # part -> bytes on the fullest rank; what a Hopper card keeps twice is a part
     reserved_bytes: int
     cache_bytes: int  # what is left for caches; negative when the weights alone do not fit
     bytes_per_request: int  # of `context_tokens`: blocks and slot
@@ -74,6 +75,8 @@ def memory_plan(
     device_bytes = int(device_gib * GIB)
     reserved_bytes = int(device_bytes * RESERVED_SHARE)
     weight_bytes = {part.part: _rank_bytes(part, config, num_ranks) for part in part_figures(catalogue(config))}
+    if copied := _copied_bytes(config, num_ranks, device_bytes):
+        weight_bytes["experts as e4m3 (Hopper)"] = copied
     padding_bytes = layout.bytes_per_slot + layout.bytes_per_block
     cache_bytes = device_bytes - reserved_bytes - sum(weight_bytes.values()) - padding_bytes
     request_blocks = -(-context_tokens // layout.block_tokens) if layout.bytes_per_block else 0
@@ -107,6 +110,15 @@ def _rank_bytes(part: PartFigures, config: ModelConfig, num_ranks: int) -> int:
     else:
         return part.num_bytes
     return part.num_bytes // pieces * -(-pieces // num_ranks)
+
+
+def _copied_bytes(config: ModelConfig, num_ranks: int, device_bytes: int) -> int:
+    """Bytes of the experts that the fullest rank keeps twice."""
+    blocks = [config.num_experts] * config.num_layers
+    if config.draft is not None:
+        blocks += [config.draft.num_experts] * config.draft.num_stages
+    sizes = config.hidden_size, config.expert_size, device_bytes
+    return sum(copy_bytes(-(-num_experts // num_ranks), *sizes) for num_experts in blocks)
 
 
 def _check(config: ModelConfig, device_gib: float, num_ranks: int, context_tokens: int) -> None:

@@ -19,16 +19,16 @@ from deepinfer.backends.cuda.hopper.linear import linear, linear_in_pieces
 from deepinfer.backends.cuda.hopper.matrices import Matrix, prepare_matrix
 from deepinfer.backends.cuda.hopper.numbers import to_bf16
 from deepinfer.backends.cuda.hopper.panels import Panels, Places, places_of, quantise_panels
-from deepinfer.backends.cuda.hopper.products import E4M3_CHUNK, Packed, can_pack, pack_e2m1, products, widened
+from deepinfer.backends.cuda.hopper.products import Packed, can_pack, pack_e2m1, products, widened
 from deepinfer.backends.cuda.hopper.quant import Rows, quantise
 from deepinfer.backends.cuda.hopper.sizes import cdiv, next_power_of_2
 from deepinfer.backends.cuda.hopper.swiglu import swiglu, swiglu_panels
 from deepinfer.backends.cuda.native import memory_bytes
+from deepinfer.ops.copies import copy_bytes
 from deepinfer.ops.reference.shapes import expect, require
 from deepinfer.ops.weights import ExpertWeights, RouterWeights
 
 SCORINGS = ("sqrtsoftplus", "softmax", "sigmoid")
-COPY_SHARE = 1 / 400  # of a card's memory, that a layer's copies as e4m3 may take: a tenth for 40 layers
 
 
 @dataclass(frozen=True)
@@ -155,8 +155,8 @@ def prepare_experts(experts: ExpertWeights) -> Experts:
     if not all(can_pack(stack.num_rows, len(stack.codes), stack.codes.device) for stack in stacks):
         return Experts(gate_up, down, experts.limit)
     packed = [pack_e2m1(stack) for stack in stacks]
-    copied_bytes = sum(E4M3_CHUNK * matrix.chunks[..., 0].numel() for matrix in packed)
-    if copied_bytes <= COPY_SHARE * memory_bytes(gate_up.codes.device):
+    sizes = len(down.codes), gate_up.width, down.width
+    if copy_bytes(*sizes, memory_bytes(gate_up.codes.device)):
         packed = [matrix._replace(copy=widened(matrix.chunks)) for matrix in packed]
     return Experts(packed[0], packed[1], experts.limit)
 

@@ -18,12 +18,11 @@ from torch.nn import functional as F
 from deepinfer.backends.cuda.hopper.experts import Stack
 from deepinfer.backends.cuda.hopper.panels import STEP, TOKEN_TILE, Panels, Places
 from deepinfer.backends.cuda.native import Kernel, load, num_multiprocessors
+from deepinfer.ops.copies import MAX_EXPERTS, TILE
 
 SOURCE = Path(__file__).parent / "native" / "products.cu"
 FEW_SOURCE = SOURCE.with_name("few_products.cu")
-WIDTH_TILE, ROW_TILE = 256, 256  # to which matrices are padded
 E4M3_CHUNK, E2M1_CHUNK = 8192, 4352  # bytes of 64 rows of a step
-MAX_EXPERTS = 512
 COPY_PAIRS = 128  # of an expert, above which e4m3 takes less time than e2m1
 WIDE_PAIRS, WIDE_BYTES = 4096, 1 << 30  # above which e4m3 is worth making, if not kept, in as many bytes at most
 
@@ -88,20 +87,20 @@ def widening_for(device: torch.device) -> Kernel | None:
 def pack_e4m3(codes: Tensor, scale: Tensor) -> Packed:
     """codes [rows, width] e4m3 and the scale of each row [rows], or of every expert [E, rows, width] and [E, rows]."""
     num_rows, width = codes.shape[-2:]
-    codes = F.pad(codes.view(torch.uint8), (0, -width % WIDTH_TILE, 0, -num_rows % ROW_TILE))
+    codes = F.pad(codes.view(torch.uint8), (0, -width % TILE, 0, -num_rows % TILE))
     tiles, steps = codes.shape[-2] // 128, codes.shape[-1] // STEP
     # Rows: tile, group, eight, line; columns: step, sixteen, byte.
     parts = codes.view(-1, tiles, 2, 8, 8, steps, 8, 16)
     chunks = parts.permute(0, 1, 5, 2, 6, 3, 4, 7).reshape(-1, tiles, steps, 2, E4M3_CHUNK)
-    return Packed(chunks, F.pad(scale, (0, -num_rows % ROW_TILE)).view(len(chunks), -1), num_rows, width)
+    return Packed(chunks, F.pad(scale, (0, -num_rows % TILE)).view(len(chunks), -1), num_rows, width)
 
 
 def pack_e2m1(stack: Stack) -> Packed:
     """Matrices of experts, one after the other."""
     (codes, shifts, num_rows), packed = (stack.codes, stack.shifts, stack.num_rows), []
     for own_codes, own_shifts in zip(codes, shifts, strict=True):
-        padding = 0, -num_rows % ROW_TILE
-        rows = F.pad(own_codes, (0, -codes.shape[2] % (WIDTH_TILE // 2), *padding))
+        padding = 0, -num_rows % TILE
+        rows = F.pad(own_codes, (0, -codes.shape[2] % (TILE // 2), *padding))
         numbers = torch.stack([rows & 15, rows >> 4], -1).flatten(-2)
         parts = numbers.view(-1, 2, 4, 2, 8, rows.shape[1] * 2 // STEP, 2, 2, 2, 4, 4)
         # To tile, step, group, half of a step | warp, line, four | part, half of the lines | half of a part, byte.
@@ -112,12 +111,12 @@ def pack_e2m1(stack: Stack) -> Packed:
             sign = 8 * place + 7 if place < 4 else 8 * (place - 4) + 3
             words |= (number & 7) << 4 * place | (number >> 3) << sign
         words = words.to(torch.int32).view(torch.uint8).reshape(len(rows) // 128, -1, 2, 4096)
-        groups = F.pad(own_shifts, (0, -shifts.shape[2] % (WIDTH_TILE // 32), *padding)).view(
+        groups = F.pad(own_shifts, (0, -shifts.shape[2] % (TILE // 32), *padding)).view(
             -1, 2, 4, 2, 8, words.shape[1], 4
         )
         groups = groups.permute(0, 5, 1, 2, 4, 3, 6).reshape(len(rows) // 128, -1, 2, 256)
         packed.append(torch.cat([words, groups], -1))
-    return Packed(torch.stack(packed), F.pad(stack.scale, (0, -num_rows % ROW_TILE)), num_rows, stack.width)
+    return Packed(torch.stack(packed), F.pad(stack.scale, (0, -num_rows % TILE)), num_rows, stack.width)
 
 
 def products(panels: Panels, matrix: Packed, places: Places | None = None) -> Tensor:
@@ -136,7 +135,7 @@ def products(panels: Panels, matrix: Packed, places: Places | None = None) -> Te
     if not num_tokens:
         return out
     blocks, form = num_multiprocessors(device), form_for(matrix, panels, places)
-    if places:
+    if places and form.source == SOURCE:  # the others would read what is widened at use too early
         matrix = for_pairs(matrix, len(places.of_pairs) / num_experts)
     kernel = kernel_for(matrix.chunks.shape[-1], form, device)
     assert kernel is not None, "matrices are packed only where the kernel is"
