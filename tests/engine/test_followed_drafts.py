@@ -46,7 +46,9 @@ def make_requests(draw: random.Random) -> list[tuple[GenerateRequest, int, int]]
     made = []
     for number in range(NUM_REQUESTS):
         start = draw.randrange(60)
-        tokens = (texts[draw.randrange(len(texts))] + texts[number])[start : start + draw.choice((3, 118, 121, 124, 125, 126))]
+        tokens = (texts[draw.randrange(len(texts))] + texts[number])[
+            start : start + draw.choice((3, 118, 121, 124, 125, 126))
+        ]
         params = SamplingParams(
             temperature=draw.choice((0.0, 0.0, 0.8)),
             seed=number,

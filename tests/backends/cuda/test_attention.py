@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import types
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from deepinfer.ops.weights import Weight
 from ops import golden, world
 
 pytest.importorskip("triton", reason="triton is not installed")
-from deepinfer.backends.cuda.hopper import panels, products, projections  # noqa: E402
+from deepinfer.backends.cuda.hopper import attention, panels, products, projections  # noqa: E402
 
 LIMIT = 6e-3  # shares and results are bf16, against the peak of other tiles
 
@@ -134,7 +135,7 @@ def test_tiles_of_which_a_token_sees_nothing_are_left_out_and_places_found_once_
     entries[200:210, 127] = 0
     q, rows, batch, ring, pages, entries = pair.placed([q.bfloat16(), rows, batch, ring, pages, entries])
     together = heads(pair.hopper().attend(q, rows, batch, ring, pages, entries, prepared))
-    tiles = next(found[1] for key, found in batch.derived.items() if key[0] == "places of keys")
+    tiles = next(found[2][1] for key, found in batch.derived.items() if key[0] == "places of keys")
     window = (torch.tensor([*range(300), 60]).clamp_max(127) + 64) // 64
     entry = (torch.tensor([*range(300), 60]) > 0).int()
     entry[200:210] = 2
@@ -147,7 +148,38 @@ def test_tiles_of_which_a_token_sees_nothing_are_left_out_and_places_found_once_
     assert torch.equal(shared, heads(pair.hopper().attend(q, other_rows, fresh, ring, pages, entries, prepared)))
     assert not torch.equal(shared, together)
     pair.hopper().attend(q, rows, batch, ring, pages, entries.clone(), prepared)
+    assert sum(key[0] == "places of keys" for key in batch.derived) == 1  # of the newest selection alone
+    again = heads(pair.hopper().attend(q, rows, batch, ring, pages, entries, prepared))
+    assert torch.equal(again, together)
+    pair.hopper().attend(q, rows, batch, ring, None, None, prepared)
     assert sum(key[0] == "places of keys" for key in batch.derived) == 2
+
+
+def test_places_are_kept_for_the_newest_selection_and_the_caches_that_they_count_in(monkeypatch):
+    launched = []
+    kernels = [types.SimpleNamespace(launch=lambda grid, given, name=name: launched.append(name)) for name in "PA"]
+    monkeypatch.setattr(attention, "wide_kernels", lambda *given: kernels)
+    monkeypatch.setattr(attention, "num_multiprocessors", lambda device: 132)
+    made = make_world(**RELEASED)
+    prepared = pair.hopper().prepare_attention(made.weights)
+    q, rows, batch, ring, pages, entries = made.step([(1, 0, 3)], 132)
+    selections = [entries.clone() for _ in range(3)]
+
+    def attend(entries: torch.Tensor | None, ring: torch.Tensor = ring) -> str:
+        launched.clear()
+        attention.attend(q.bfloat16(), rows, batch, ring, None if entries is None else pages, entries, prepared)
+        return "".join(launched)
+
+    def kept() -> list[bool]:
+        return [any(found[0] is entries for found in batch.derived.values()) for entries in selections]
+
+    found = [attend(entries) for entries in (selections[0], selections[0], None, selections[0])]
+    assert found == ["PA", "A", "PA", "A"]
+    assert kept() == [True, False, False]
+    assert [attend(entries) for entries in (selections[1], None, selections[2])] == ["PA", "A", "PA"]
+    assert kept() == [False, False, True]
+    apart = torch.zeros(len(ring), ring.shape[1] + 1, ring.shape[2], dtype=ring.dtype)[:, :-1]
+    assert [attend(selections[2], apart), attend(selections[2], apart), attend(selections[2])] == ["PA", "A", "PA"]
 
 
 @pair.on_device

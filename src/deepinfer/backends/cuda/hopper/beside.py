@@ -22,7 +22,7 @@ def beside(work: Callable[[], Tensor]) -> Callable[[], Tensor]:
         result = work()
         return lambda: result
     main = torch.cuda.current_stream()
-    side = _second_stream(main.device)
+    side = _second_stream(main)
     side.wait_stream(main)
     with torch.cuda.stream(side):
         made = work()
@@ -35,5 +35,6 @@ def beside(work: Callable[[], Tensor]) -> Callable[[], Tensor]:
 
 
 @functools.cache
-def _second_stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)
+def _second_stream(main: torch.cuda.Stream) -> torch.cuda.Stream:
+    """One for each stream, since engines of one process may capture at the same time."""
+    return torch.cuda.Stream(main.device)
