@@ -86,17 +86,15 @@ def answers(core: EngineCore, requests: list[tuple[GenerateRequest, int, int]]) 
 
 @pytest.mark.parametrize("device", [pytest.param("cpu", marks=on_cpu), pytest.param("cuda", marks=on_card)])
 @pytest.mark.parametrize(
-    "options",
+    ("seed", "options"),
     [
-        {"draft_scheduling": False},
-        {"draft_scheduling": False, "async_scheduling": False, "num_draft_tokens": 2},
-        {"draft_scheduling": True},
+        (0, {"draft_scheduling": False}),
+        (1, {"draft_scheduling": False, "async_scheduling": False, "num_draft_tokens": 2}),
+        (2, {"draft_scheduling": True}),
     ],
-    ids=str,
 )
-@pytest.mark.parametrize("seed", [0, 1])
 def test_requests_that_come_and_go_keep_their_texts(
-    monkeypatch: pytest.MonkeyPatch, device: str, options: dict[str, Any], seed: int
+    monkeypatch: pytest.MonkeyPatch, device: str, seed: int, options: dict[str, Any]
 ) -> None:
     if device == "cpu":
         monkeypatch.setattr("deepinfer.runner.build.captures_steps", lambda options, ops: not options.enforce_eager)
