@@ -112,5 +112,6 @@ def test_requests_that_come_and_go_keep_their_texts(
         assert tokens == whole[: len(tokens)], name
         assert reason == why or len(tokens) >= min(end, len(whole)), name
     assert {"abort", "stop", "length"} <= {reason for _, reason in found.values()}
-    assert core.stats().num_preemptions > 0 and core.stats().num_free_blocks == 3
-    assert sum(followed) > 20 or options["draft_scheduling"]  # which goes by times
+    assert core.stats().num_free_blocks == 3
+    if not options["draft_scheduling"]:  # which goes by times
+        assert core.stats().num_preemptions > 0 and sum(followed) > 20
