@@ -76,7 +76,7 @@ def memory_plan(
     reserved_bytes = int(device_bytes * RESERVED_SHARE)
     weight_bytes = {part.part: _rank_bytes(part, config, num_ranks) for part in part_figures(catalogue(config))}
     if copied := _copied_bytes(config, num_ranks, device_bytes):
-        weight_bytes["experts as e4m3 (Hopper)"] = copied
+        weight_bytes["kept as e4m3 too (Hopper)"] = copied
     padding_bytes = layout.bytes_per_slot + layout.bytes_per_block
     cache_bytes = device_bytes - reserved_bytes - sum(weight_bytes.values()) - padding_bytes
     request_blocks = -(-context_tokens // layout.block_tokens) if layout.bytes_per_block else 0
@@ -113,12 +113,14 @@ def _rank_bytes(part: PartFigures, config: ModelConfig, num_ranks: int) -> int:
 
 
 def _copied_bytes(config: ModelConfig, num_ranks: int, device_bytes: int) -> int:
-    """Bytes of the experts that the fullest rank keeps twice."""
+    """Bytes that the fullest rank keeps as e4m3 too: experts, and the output matrix for drafts."""
     blocks = [config.num_experts] * config.num_layers
+    output_bytes = 0
     if config.draft is not None:
+        output_bytes = config.vocab_size * config.hidden_size
         blocks += [config.draft.num_experts] * config.draft.num_stages
     sizes = config.hidden_size, config.expert_size, device_bytes
-    return sum(copy_bytes(-(-num_experts // num_ranks), *sizes) for num_experts in blocks)
+    return output_bytes + sum(copy_bytes(-(-num_experts // num_ranks), *sizes) for num_experts in blocks)
 
 
 def _check(config: ModelConfig, device_gib: float, num_ranks: int, context_tokens: int) -> None:
