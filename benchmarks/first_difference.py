@@ -96,8 +96,9 @@ class Requests:
         self.trace.calls = []
         if is_padded:
             shape = StepShape.of(plan, self.builder.block_tokens, self.builder.block_table.shape[1], feeds_draft=True)
-            packed = torch.from_numpy(shape.pack(plan)).to(self.builder.device)
-            batch = padded_batch(shape, packed, self.builder)
+            packed = np.zeros(shape.size, dtype=np.int32)
+            shape.pack(plan, packed)
+            batch = padded_batch(shape, torch.from_numpy(packed).to(self.builder.device), self.builder)
         else:
             batch = dataclasses.replace(self.builder.build(plan, feeds_draft=True), logit_tokens=None)
         self.model.compute(batch, batch.encoder.num_tokens)

@@ -25,7 +25,7 @@ from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.profiler import ProfilerActivity, profile
 
 from deepinfer.messages import StepPlan
-from deepinfer.ops.transfer import Arrival, Staged
+from deepinfer.ops.transfer import Arrival
 from deepinfer.rank import measure
 from deepinfer.runner.batch import BatchBuilder
 from deepinfer.runner.draft_graphs import DraftGraphs
@@ -38,7 +38,7 @@ from deepinfer.sampling.sampler import Sampler
 
 PARTS: tuple[tuple[type, str], ...] = (
     (Runner, "forward"), (Speculation, "resolve"), (Speculation, "feeds_draft"), (Runner, "compute"),
-    (StepGraphs, "takes"), (StepGraphs, "run"), (StepShape, "pack"), (Staged, "send"),
+    (StepGraphs, "takes"), (StepGraphs, "run"), (StepShape, "pack"),
     (Runner, "sample"), (Speculation, "_receive"), (Sampler, "sample"), (Speculation, "follow"),
     (Sampler, "plain_draws"), (DraftGraphs, "follow"), (BatchBuilder, "verify"), (Speculation, "verify"),
     (Speculation, "report"), (Arrival, "wait"),

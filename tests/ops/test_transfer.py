@@ -50,8 +50,10 @@ def test_staged_numbers_are_there_when_what_follows_reads_them(device: torch.dev
     staged, found = Staged(8, device), []
     for number in range(3):
         keep_busy(device)
-        staged.send(np.full(5, number, dtype=np.int32))
+        staged.host[:5] = number
+        staged.send(5)
         found.append(staged.numbers.clone())
+        Arrival(found[-1]).wait()
     assert [one.tolist() for one in found] == [[number] * 5 + [0] * 3 for number in range(3)]
 
 

@@ -171,6 +171,9 @@ class FakeStream:
     def wait_stream(self, other: FakeStream) -> None:
         pass
 
+    def synchronize(self) -> None:
+        pass
+
     def __enter__(self) -> None:
         pass
 

@@ -58,6 +58,13 @@ def prefill_plan(prompts: list[list[int]]) -> StepPlan:
     )  # fmt: skip
 
 
+def packed(shape: StepShape, plan: StepPlan) -> torch.Tensor:
+    """In memory that holds other numbers."""
+    numbers = np.full(shape.size, 77, dtype=np.int32)
+    shape.pack(plan, numbers)
+    return torch.from_numpy(numbers)
+
+
 def test_sizes_are_few_and_what_is_too_much_stays_small() -> None:
     sizes = [padded(count) for count in range(1, 2049)]
     assert sorted(set(sizes)) == [
@@ -70,11 +77,12 @@ def test_a_plan_is_packed_with_a_row_for_the_tokens_that_are_too_many() -> None:
     plan = decode_plan([3, 5], [7, 600], [1, 4])
     shape = StepShape.of(plan, block_tokens=128, max_columns=50, feeds_draft=False)
     assert shape == StepShape(num_tokens=8, num_rows=4, num_columns=16, feeds_draft=False)
-    views = [view.tolist() for view in shape.views(torch.from_numpy(shape.pack(plan)))]
+    numbers = packed(shape, plan)
+    views = [view.tolist() for view in shape.views(numbers)]
     assert views == [
         [7, 600, 601, 602, 603, 0, 1, 2], [0, 1, 1, 1, 1, 2, 2, 2], [0, 1, 5, 8, 8], [7, 600, 0, 0], [3, 5, 0, 0],
     ]  # fmt: skip
-    places = [view.storage_offset() for view in shape.views(torch.from_numpy(shape.pack(plan)))]
+    places = [view.storage_offset() for view in shape.views(numbers)]
     assert all(place % 4 == 0 for place in places), "what kernels read begins at multiples of 16 bytes"
 
 
@@ -82,7 +90,7 @@ def test_a_full_shape_has_no_padding_and_the_table_is_the_most() -> None:
     plan = decode_plan([1, 2], [900, 3], [4, 4])
     shape = StepShape.of(plan, block_tokens=128, max_columns=5, feeds_draft=True)
     assert shape == StepShape(num_tokens=8, num_rows=2, num_columns=5, feeds_draft=True)
-    assert shape.views(torch.from_numpy(shape.pack(plan)))[2].tolist() == [0, 4, 8]
+    assert shape.views(packed(shape, plan))[2].tolist() == [0, 4, 8]
 
 
 def test_rows_always_fit_and_lengths_make_few_shapes() -> None:
@@ -138,7 +146,7 @@ def test_padding_changes_neither_logits_nor_caches(monkeypatch: pytest.MonkeyPat
     pools.blocks.copy_(before[0])
     pools.slots.copy_(before[1])
     shape = StepShape(num_tokens=16, num_rows=8, num_columns=4, feeds_draft=False)
-    batch = padded_batch(shape, torch.from_numpy(shape.pack(plan)), runner.builder)
+    batch = padded_batch(shape, packed(shape, plan), runner.builder)
     logits = runner.model.compute(batch, shape.num_tokens).logits
     assert logits.shape[0] == 16 and torch.equal(logits[: plan.num_tokens], expected)
     assert torch.equal(pools.blocks, after[0]) and torch.equal(pools.slots, after[1])
@@ -344,7 +352,7 @@ def test_garbage_in_the_padding_slot_and_block_changes_no_bit(
     runner.builder.token_ring[0] = 7  # no token is refused
     rows = torch.from_numpy(np.flatnonzero(np.repeat(plan.slots, plan.counts))).to(expected.device)
     shape = StepShape(num_tokens=16, num_rows=8, num_columns=4, feeds_draft=True)
-    numbers = torch.from_numpy(shape.pack(plan)).to(expected.device)
+    numbers = packed(shape, plan).to(expected.device)
     logits = runner.model.compute(padded_batch(shape, numbers, runner.builder), shape.num_tokens).logits
     assert torch.equal(logits[rows], expected[rows])
     for _ in range(RIPE + 1 if runner.graphs is not None else 0):

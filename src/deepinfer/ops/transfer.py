@@ -60,23 +60,20 @@ class Arrival:
 
 
 class Staged:
-    """int32 numbers that go to the device in one copy, into the same memory each time: `numbers` [size]."""
+    """int32 numbers that go to the device in one copy, from and into the same memory each time, so it can be captured.
+
+    host [size] becomes numbers [size] when the device comes to the copy. So it is changed only when something has
+    arrived that was queued behind the last copy.
+    """
 
     def __init__(self, size: int, device: torch.device) -> None:
         self.numbers = torch.zeros(size, dtype=torch.int32, device=device)
-        self._is_host = device.type == "cpu"
-        self._pinned = self.numbers if self._is_host else torch.zeros(size, dtype=torch.int32, pin_memory=True)
-        self._host: NDArray[np.int32] = self._pinned.numpy()
-        self._sent: torch.cuda.Event | None = None
+        self._pinned = self.numbers
+        if device.type != "cpu":
+            self._pinned = torch.zeros(size, dtype=torch.int32, pin_memory=True)
+        self.host: NDArray[np.int32] = self._pinned.numpy()
 
-    def send(self, values: NDArray[np.int32]) -> None:
-        """Put them first. The device's work is not waited for, but for the copy of the last ones."""
-        count = len(values)
-        if self._sent is not None:
-            self._sent.synchronize()
-        self._host[:count] = values
-        if self._is_host:
-            return
-        self.numbers[:count].copy_(self._pinned[:count], non_blocking=True)
-        self._sent = self._sent or torch.cuda.Event()
-        self._sent.record()
+    def send(self, count: int) -> None:
+        """Queue the copy of the first numbers."""
+        if self._pinned is not self.numbers:
+            self.numbers[:count].copy_(self._pinned[:count], non_blocking=True)

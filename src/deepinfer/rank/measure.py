@@ -29,6 +29,7 @@ from deepinfer.model.v41.model import Model
 from deepinfer.model.v41.names import catalogue
 from deepinfer.model.v41.weights import ModelWeights
 from deepinfer.ops.clock import OpClock
+from deepinfer.ops.transfer import Staged
 from deepinfer.rank.caches import fill
 from deepinfer.rank.floor import Work, floors
 from deepinfer.rank.ops import keep_share
@@ -156,11 +157,13 @@ class Rank:
         """Seconds of each op in a graph with events around all of them."""
         builder, model = self._runner.builder, self._runner.model
         shape = StepShape.of(plan, builder.block_tokens, builder.block_table.shape[1], feeds_draft=True)
-        numbers = torch.from_numpy(shape.pack(plan)).to(builder.device)
+        staged = Staged(shape.size, builder.device)
+        shape.pack(plan, staged.host)
 
         def step() -> None:
             self._clock.clear()
-            model.compute(padded_batch(shape, numbers, builder), shape.num_tokens)
+            staged.send(shape.size)
+            model.compute(padded_batch(shape, staged.numbers, builder), shape.num_tokens)
 
         with self._timed():
             replay = CudaRecorder().record(step)

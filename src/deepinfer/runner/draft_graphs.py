@@ -24,7 +24,7 @@ from deepinfer.runner.graph_shapes import ALIGNMENT, padded
 from deepinfer.sampling.sampler import PlainDraws
 
 Kind = Literal["logits", "likeliest", "drawn"]  # what the pass gives
-NUM_COLUMNS = 7  # numbers of a row: slot, newest token, start, window start, temperature, two halves of the seed
+NUM_COLUMNS = 5  # numbers of a row: slot, window start, temperature, two halves of the seed
 
 
 @dataclass(frozen=True)
@@ -40,27 +40,19 @@ class BlockShape:
         """Numbers from one column in the buffer to the next."""
         return -(-self.num_rows // ALIGNMENT) * ALIGNMENT
 
-    def pack(self, rows: DraftRows, draws: PlainDraws | None) -> Int32:
-        """The numbers of some rows; those that are too many belong to the padding slot."""
-        numbers, count = np.zeros((NUM_COLUMNS, self.stride), dtype=np.int32), len(rows)
-        numbers[:4, :count] = rows.slots, rows.newest, rows.starts, rows.window_starts
+    def pack(self, rows: DraftRows, draws: PlainDraws | None, numbers: Int32) -> None:
+        """Fill the first numbers with some rows; those that are too many belong to the padding slot."""
+        count, columns = len(rows), numbers[: NUM_COLUMNS * self.stride].reshape(NUM_COLUMNS, self.stride)
+        columns[:2, :count], columns[:, count:] = (rows.slots, rows.window_starts), 0
         if draws is not None:
-            numbers[4, :count] = draws.temperature.view(np.int32)
-            numbers[5:].reshape(-1).view(np.int64)[:count] = draws.seeds
-        return numbers.reshape(-1)
+            columns[2, :count] = draws.temperature.view(np.int32)
+            columns[3:].reshape(-1).view(np.int64)[:count] = draws.seeds
 
-    def columns(self, numbers: Tensor) -> Tensor:
-        """What `pack` filled [NUM_COLUMNS, stride] int32."""
-        return numbers[: NUM_COLUMNS * self.stride].view(NUM_COLUMNS, self.stride)
-
-    def views(self, numbers: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """slots, newest tokens, starts, window starts [rows] int32, temperature float32, seeds int64."""
-        columns = self.columns(numbers)
-        slots, newest, starts, window_starts, heat = columns[:5, : self.num_rows]
-        return (
-            slots, newest, starts, window_starts, heat.view(torch.float32),
-            columns[5:].flatten().view(torch.int64)[: self.num_rows],
-        )  # fmt: skip
+    def views(self, numbers: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """slots, window starts [rows] int32, temperature float32, seeds int64."""
+        columns = numbers[: NUM_COLUMNS * self.stride].view(NUM_COLUMNS, self.stride)
+        slots, window_starts, heat = columns[:3, : self.num_rows]
+        return slots, window_starts, heat.view(torch.float32), columns[3:].flatten().view(torch.int64)[: self.num_rows]
 
 
 @dataclass(frozen=True)
@@ -83,7 +75,8 @@ class DraftGraphs(Drafts):
     ) -> None:
         super().__init__(head, builder, num_places)
         self._graphs, self._logits = graphs, logits
-        self._staged = Staged(NUM_COLUMNS * (len(logits) + ALIGNMENT), builder.device)
+        most = len(logits) + ALIGNMENT
+        self._staged, self._newest = (Staged(columns * most, builder.device) for columns in (NUM_COLUMNS, 2))
 
     def block(self, rows: DraftRows) -> tuple[Tensor, Tensor]:
         """See `Drafts`."""
@@ -111,9 +104,13 @@ class DraftGraphs(Drafts):
         block = self._graphs.find(shape, lambda: self._record(shape))
         if block is None:
             return None
-        self._staged.send(shape.pack(rows, draws))
+        shape.pack(rows, draws, self._staged.host)
+        newest = 2 * shape.stride
         if verify is not None:
-            verify(shape.columns(self._staged.numbers)[1:3, : len(rows)])
+            verify(self._newest.numbers[:newest].view(2, -1)[:, : len(rows)])
+        else:
+            self._newest.host[:newest].reshape(2, -1)[:, : len(rows)] = rows.newest, rows.starts
+            self._newest.send(newest)
         block.replay()
         first, second = (result[: len(result) // shape.num_rows * len(rows)] for result in block.results)
         return first, second
@@ -123,11 +120,14 @@ class DraftGraphs(Drafts):
         place = torch.arange(num_places, dtype=torch.int32, device=device)
         count = torch.arange(num_rows + 1, dtype=torch.int32, device=device)
         owners, offsets = count[:-1].repeat_interleave(num_places), count * num_places
-        self._staged.send(np.zeros(NUM_COLUMNS * shape.stride, dtype=np.int32))
+        self._staged.host[:] = self._newest.host[:] = 0
+        self._newest.send(2 * shape.stride)
         results: list[Tensor] = []
 
         def passes() -> None:
-            slots, newest, starts, window_starts, heat, seeds = shape.views(self._staged.numbers)
+            self._staged.send(NUM_COLUMNS * shape.stride)
+            slots, window_starts, heat, seeds = shape.views(self._staged.numbers)
+            newest, starts = self._newest.numbers[: 2 * shape.stride].view(2, -1)[:, :num_rows]
             batch = TokenBatch(
                 positions=(starts.unsqueeze(1) + place).flatten(),
                 rows=owners,

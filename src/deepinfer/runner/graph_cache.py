@@ -33,7 +33,7 @@ class Recorder(Protocol):
         ...
 
     def record(self, call: Callable[[], None]) -> Callable[[], None]:
-        """What queues the kernels of a call; they read and write the same memory each time.
+        """What queues the kernels of a call, which was run to its end; they read and write the same memory each time.
 
         Raises RuntimeError or BuildError where that fails, most often for want of memory; work can go on after it.
         """
@@ -69,6 +69,7 @@ class CudaRecorder:
                 self._give_up(graph)
                 raise
         outside.wait_stream(self._stream)
+        outside.synchronize()  # the caller may change what the first call reads of the host
         self._num_bytes = sum(  # of this pool alone: another thread may take memory for images meanwhile
             segment["total_size"]
             for segment in torch.cuda.memory_snapshot()

@@ -43,6 +43,11 @@ class StepShape:
     num_columns: int
     feeds_draft: bool
 
+    @property
+    def size(self) -> int:
+        """Numbers of a packed plan."""
+        return _layout(self.num_tokens, self.num_rows).size
+
     @classmethod
     def of(cls, plan: StepPlan, block_tokens: int, max_columns: int, *, feeds_draft: bool) -> StepShape:
         """The shape that a plan of decode rows is padded to; tokens that are too many are a row of their own."""
@@ -56,17 +61,16 @@ class StepShape:
             columns *= 4
         return cls(num_tokens, num_rows, min(columns, max_columns), feeds_draft)
 
-    def pack(self, plan: StepPlan) -> Int32:
-        """The numbers of a plan; of nothing but padding when it has no rows."""
+    def pack(self, plan: StepPlan, numbers: Int32) -> None:
+        """Fill the first numbers with a plan; with nothing but padding when it has no rows."""
         num_rows, layout = plan.num_rows, _layout(self.num_tokens, self.num_rows)
-        numbers = np.zeros(layout.size, dtype=np.int32)
         positions, rows, offsets, starts, slots = (numbers[part] for part in layout.parts)
         starts[:num_rows], slots[:num_rows] = plan.starts, plan.slots
+        starts[num_rows:] = slots[num_rows:] = offsets[0] = 0
         plan.counts.cumsum(dtype=np.int32, out=offsets[1 : num_rows + 1])
         offsets[num_rows + 1 :] = self.num_tokens  # a row of what is too much, then rows of nothing
         rows[:] = layout.count[: self.num_rows].repeat(offsets[1:] - offsets[:-1])
         np.add(layout.count, (starts - offsets[:-1])[rows], out=positions)
-        return numbers
 
     def views(self, numbers: Tensor) -> list[Tensor]:
         """positions, rows, row_offsets, row_starts, row_slots."""

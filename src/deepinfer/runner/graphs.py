@@ -32,10 +32,10 @@ def logits_memory(num_slots: int, num_drafts: int, vocab_size: int, device: torc
 
 @dataclass(frozen=True)
 class Step:
-    """A captured step, and its rows, see `Computed`."""
+    """A captured step, and what it gives of all tokens that it has room for."""
 
     replay: Callable[[], None]
-    rows: TokenBatch
+    computed: Computed
 
 
 class StepGraphs:
@@ -46,7 +46,7 @@ class StepGraphs:
 
     def __init__(self, model: Model, builder: BatchBuilder, graphs: GraphCache, logits: Tensor) -> None:
         self._model, self._builder, self._graphs = model, builder, graphs
-        self._logits = logits
+        self._logits, self._max_tokens = logits, len(logits)
         self._staged = Staged(8 * (len(logits) + ALIGNMENT), builder.device)
         self._token_ids = torch.zeros(len(logits), dtype=torch.int64, device=builder.device)
         self._is_finite = torch.zeros(len(logits), dtype=torch.bool, device=builder.device)
@@ -55,9 +55,13 @@ class StepGraphs:
         """Whether it is a step of decode rows alone, all past the first window of their decoder half."""
         return bool(
             not plan.has_prefill
-            and 0 < plan.num_tokens <= len(self._logits)
-            and (plan.starts - plan.decoder_starts >= np.where(plan.decoder_starts, self._builder.window - 1, 0)).all()
+            and 0 < plan.num_tokens <= self._max_tokens
+            and not (plan.decoder_starts.any() and self._has_young_window(plan))
         )
+
+    def _has_young_window(self, plan: StepPlan) -> bool:
+        begin = plan.decoder_starts
+        return bool(((begin > 0) & (plan.starts - begin < self._builder.window - 1)).any())
 
     def run(self, plan: StepPlan, *, feeds_draft: bool) -> Computed | None:
         """The step of a plan that it takes, block-table changes first; what it gives is valid until the next step.
@@ -70,15 +74,20 @@ class StepGraphs:
         if step is None:
             return None
         builder.apply_changes(plan)
-        self._staged.send(shape.pack(plan))
+        shape.pack(plan, self._staged.host)
         step.replay()
-        end = plan.num_tokens
-        return Computed(None, self._logits[:end], (self._token_ids[:end], self._is_finite[:end]), step.rows)
+        num_tokens = plan.num_tokens
+        return step.computed if num_tokens == shape.num_tokens else self._computed(num_tokens, step.computed.rows)
+
+    def _computed(self, num_tokens: int, rows: TokenBatch | None) -> Computed:
+        best = self._token_ids[:num_tokens], self._is_finite[:num_tokens]
+        return Computed(None, self._logits[:num_tokens], best, rows)
 
     def _record(self, shape: StepShape) -> Step:
-        self._staged.send(shape.pack(_nothing()))
+        shape.pack(_nothing(), self._staged.host)
 
         def step() -> None:
+            self._staged.send(shape.size)
             batch = padded_batch(shape, self._staged.numbers, self._builder)
             batch = dataclasses.replace(batch, logits=self._logits[: shape.num_tokens])
             token_ids, is_finite = self._model.compute(batch, shape.num_tokens).best
@@ -86,7 +95,8 @@ class StepGraphs:
             self._is_finite[: shape.num_tokens].copy_(is_finite)
 
         replay = self._graphs.recorder.record(step)
-        return Step(replay, packed_rows(shape, self._staged.numbers, self._builder))
+        rows = packed_rows(shape, self._staged.numbers, self._builder)
+        return Step(replay, self._computed(shape.num_tokens, rows))
 
 
 def _nothing() -> StepPlan:

@@ -64,6 +64,7 @@ class Speculation:
         self.progress = SlotProgress(num_slots)
         self._tokens = np.zeros((num_slots + 1, num_drafts), dtype=np.int32)
         self._signs = np.zeros((len(Signs._fields), num_slots + 1, num_drafts), dtype=np.float32)
+        self._no_signs = Signs(*self._signs[:, :0])
         self._num_ready = np.zeros(num_slots + 1, dtype=np.int32)
         self._num_useful = np.zeros(num_slots + 1, dtype=np.int32)
         nothing = np.zeros(num_drafts, dtype=np.int64)
@@ -292,7 +293,7 @@ class Speculation:
 
     def _signs_of(self, slots: Int32) -> Signs:
         """Of the drafts of these slots, if the policy looks at any."""
-        return Signs(*self._signs[:, slots if self._policy.reads_signs else slots[:0]])
+        return Signs(*self._signs[:, slots]) if self._policy.reads_signs else self._no_signs
 
     def _by_place(self, counts: Int32) -> Int64:
         """Rows that have a draft at each place [drafts] int64, of so many drafts [rows]."""

@@ -40,13 +40,11 @@ class SlotProgress:
         Such a row becomes one of the padding slot, which reads and writes nothing that counts.
         """
         rows = decode_rows(plan)
-        slots, starts, counts, decoder_starts = (
-            plan.slots.copy(), plan.starts.copy(), plan.counts.copy(), plan.decoder_starts.copy()
-        )  # fmt: skip
+        slots, starts, counts, decoder_starts = plan.slots, plan.starts.copy(), plan.counts.copy(), plan.decoder_starts
         starts[rows] = self.starts[slots[rows]]
         counts[rows] = num_drafts + 1
         if num_drafts.min(initial=0) < 0:
-            is_real = num_drafts >= 0
+            is_real, slots, decoder_starts = num_drafts >= 0, slots.copy(), decoder_starts.copy()
             slots[rows] *= is_real
             starts[rows] *= is_real
             decoder_starts[rows] *= is_real
