@@ -122,8 +122,9 @@ class BatchBuilder:
     def apply_changes(self, plan: StepPlan) -> None:
         """Write the block-table entries that a plan brings."""
         if len(plan.table_slots):
-            where = self.int64(plan.table_slots), self.int64(plan.table_columns)
-            self.block_table[where] = self._int32(plan.table_blocks)
+            changes = self.int64(np.stack((plan.table_slots, plan.table_columns, plan.table_blocks)))
+            slots, columns, blocks = changes.unbind()
+            self.block_table[slots, columns] = blocks.int()
 
     def _tokens(
         self, plan: StepPlan, rows: NDArray[np.integer], positions: NDArray[np.integer], is_single: bool
