@@ -4,9 +4,10 @@
 
 Steps are those of `deepinfer bench rank`, one after the other without waiting between them, as an engine with work
 runs them; in turns as they are, and with drafts that the host queues when it has seen the tokens. By part: milliseconds
-of host time, the median of the steps; parts lie within those above them. Waiting: the device's time without a kernel,
-from torch.profiler, in gaps of 20 us and more (what the host leaves) and in shorter ones (what kernels leave between
-them); and the longest gaps, each with the kernels around it.
+of host time, the median of the steps; parts lie within those above them. Queued: from the wake with a step's tokens
+until the next step is queued, of that `forward`, and how long the device still drafts then. Waiting: the device's time
+without a kernel, from torch.profiler, in gaps of 20 us and more (what the host leaves) and in shorter ones (what
+kernels leave between them); and the longest gaps, each with the kernels around it.
 """
 
 from __future__ import annotations
@@ -102,6 +103,28 @@ def turns(rank: measure.Rank, plan: StepPlan, num_steps: int) -> dict[str, float
     return {name: statistics.median(times) for name, times in found.items()}
 
 
+def queueing(rank: measure.Rank, plan: StepPlan, num_steps: int) -> list[float]:
+    """Milliseconds from the wake with tokens until the next step is queued, of `forward`, and of drafting left then."""
+    wait, runner, woken, times = Arrival.wait, rank._runner, [0.0], []
+
+    def noted(arrival: Arrival) -> Any:
+        found = wait(arrival)
+        woken.append(time.perf_counter())
+        return found
+
+    setattr(Arrival, "wait", noted)  # noqa: B010
+    runner.execute(plan)
+    for _ in range(num_steps):
+        since, begin = woken[-1], time.perf_counter()
+        forwarded = runner.forward(plan)
+        queued = time.perf_counter()
+        woken.clear()
+        runner.sample(forwarded)  # waits for the drafts, then for the tokens
+        times.append((queued - since, queued - begin, woken[0] - queued))
+    setattr(Arrival, "wait", wait)  # noqa: B010
+    return [1e3 * statistics.median(column) for column in zip(*times, strict=True)]
+
+
 def gaps(events: list[tuple[float, float, str]]) -> list[tuple[float, str, str]]:
     """Microseconds without a kernel, the kernel before and the one after; events: (begin, end, name)."""
     found, (_, busy_until, last) = [], events[0]
@@ -157,6 +180,8 @@ def main() -> None:
         print(f"\n{num_requests} requests; host, ms:")
         for name, seconds in parts.seconds.items():
             print(f"  {name:<28} {1e3 * statistics.median(seconds):>8.3f}")
+        since, forward, left = queueing(rank, plan, given.steps)
+        print(f"  queued {since:.3f} after the wake, of that forward {forward:.3f}; drafts come {left:.3f} later")
         found = turns(rank, plan, given.steps)
         print(f"  a step: {found['device']:.2f} ms, {found['host']:.2f} with drafts that the host queues")
     for num_requests in requests:  # at the end: once the profiler ran, launches take longer
