@@ -81,6 +81,7 @@ def test_a_plan_is_packed_with_a_row_for_the_tokens_that_are_too_many() -> None:
     views = [view.tolist() for view in shape.views(numbers)]
     assert views == [
         [7, 600, 601, 602, 603, 0, 1, 2], [0, 1, 1, 1, 1, 2, 2, 2], [0, 1, 5, 8, 8], [7, 600, 0, 0], [3, 5, 0, 0],
+        [0] * 4, [[0, 0]] * 4,
     ]  # fmt: skip
     places = [view.storage_offset() for view in shape.views(numbers)]
     assert all(place % 4 == 0 for place in places), "what kernels read begins at multiples of 16 bytes"
@@ -186,6 +187,21 @@ def test_a_step_is_the_same_before_and_after_it_is_captured(
         assert torch.equal(computed.logits, expected.logits)
         assert torch.equal(computed.best[0], expected.logits.argmax(-1)) and computed.best[1].all()
     assert not pools.blocks[0].any() and not pools.slots[0].any()
+
+
+@pytest.mark.parametrize("num_changes", [1, 4, 5])
+def test_new_blocks_come_with_a_step_or_before_it(
+    monkeypatch: pytest.MonkeyPatch, recorder: FakeRecorder, num_changes: int
+) -> None:
+    runner, _ = make_runner(monkeypatch, device="cpu")
+    table, places = runner.builder.block_table, np.arange(num_changes, dtype=np.int32)
+    for step in range(1, RIPE + 3):
+        before = table.clone()
+        changes = {"table_slots": 1 + places % 2, "table_columns": 2 + places // 2, "table_blocks": 3 + places % step}
+        runner.compute(replace(PLANS[1], **changes), Lines.of(PLANS[1]), feeds_draft=False)
+        before[1 + places % 2, 2 + places // 2] = torch.from_numpy(3 + places % step)
+        assert torch.equal(table, before) and recorder.num_replays == max(0, step - RIPE + 1)
+    assert not table[0].any()
 
 
 @pytest.mark.parametrize("options", [{}, {"num_draft_tokens": 0}, {"draft_acceptance": "rejection"}], ids=str)

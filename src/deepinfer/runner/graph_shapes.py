@@ -62,9 +62,17 @@ class StepShape:
         return cls(num_tokens, num_rows, min(columns, max_columns), feeds_draft)
 
     def pack(self, plan: StepPlan, numbers: Int32) -> None:
-        """Fill the first numbers with a plan; with nothing but padding when it has no rows."""
+        """Fill the first numbers with a plan; with nothing but padding when it has no rows.
+
+        New blocks are left out where there are more than rows: `has_room`.
+        """
         num_rows, layout = plan.num_rows, _layout(self.num_tokens, self.num_rows)
-        positions, rows, offsets, starts, slots = (numbers[part] for part in layout.parts)
+        positions, rows, offsets, starts, slots, blocks, places = (numbers[part] for part in layout.parts)
+        num_changes = len(plan.table_slots) if self.has_room(plan) else 0
+        blocks[num_changes:], places[4 * num_changes :] = 0, 0  # the padding slot's first block, which is block zero
+        if num_changes:
+            blocks[:num_changes] = plan.table_blocks
+            places[: 4 * num_changes].view(np.int64).reshape(-1, 2).T[:] = plan.table_slots, plan.table_columns
         starts[:num_rows], slots[:num_rows] = plan.starts, plan.slots
         starts[num_rows:] = slots[num_rows:] = offsets[0] = 0
         plan.counts.cumsum(dtype=np.int32, out=offsets[1 : num_rows + 1])
@@ -72,14 +80,19 @@ class StepShape:
         rows[:] = layout.count[: self.num_rows].repeat(offsets[1:] - offsets[:-1])
         np.add(layout.count, (starts - offsets[:-1])[rows], out=positions)
 
+    def has_room(self, plan: StepPlan) -> bool:
+        """Whether new blocks of a plan are among its packed numbers."""
+        return len(plan.table_slots) <= self.num_rows
+
     def views(self, numbers: Tensor) -> list[Tensor]:
-        """positions, rows, row_offsets, row_starts, row_slots."""
-        return [numbers[part] for part in _layout(self.num_tokens, self.num_rows).parts]
+        """positions, rows, row_offsets, row_starts, row_slots, new blocks; their slots and columns [rows, 2] int64."""
+        *views, places = (numbers[part] for part in _layout(self.num_tokens, self.num_rows).parts)
+        return [*views, places.view(torch.int64).view(-1, 2)]
 
 
 @dataclass(frozen=True)
 class _Layout:
-    """Where the five lie in the buffer, in the order of `views`, its size, and 0 .. num_tokens - 1."""
+    """Where the seven lie in the buffer, in the order of `views`, its size, and 0 .. num_tokens - 1."""
 
     parts: tuple[slice, ...]
     size: int
@@ -89,7 +102,7 @@ class _Layout:
 @functools.lru_cache(maxsize=256)
 def _layout(num_tokens: int, num_rows: int) -> _Layout:
     begin, parts = 0, []
-    for size in (num_tokens, num_tokens, num_rows + 1, num_rows, num_rows):
+    for size in (num_tokens, num_tokens, num_rows + 1, num_rows, num_rows, num_rows, 4 * num_rows):
         parts.append(slice(begin, begin + size))
         begin += -(-size // ALIGNMENT) * ALIGNMENT
     return _Layout(tuple(parts), begin, np.arange(num_tokens, dtype=np.int32))
@@ -97,7 +110,7 @@ def _layout(num_tokens: int, num_rows: int) -> _Layout:
 
 def packed_rows(shape: StepShape, numbers: Tensor, builder: BatchBuilder) -> TokenBatch:
     """The rows of a packed plan without their blocks: nothing but views."""
-    positions, rows, row_offsets, row_starts, row_slots = shape.views(numbers)
+    positions, rows, row_offsets, row_starts, row_slots, *_ = shape.views(numbers)
     return TokenBatch(
         positions=positions,
         rows=rows,
@@ -112,8 +125,9 @@ def packed_rows(shape: StepShape, numbers: Tensor, builder: BatchBuilder) -> Tok
 
 
 def padded_batch(shape: StepShape, numbers: Tensor, builder: BatchBuilder) -> ForwardBatch:
-    """The forward pass of a packed plan, all of it worked out on the device."""
-    batch = packed_rows(shape, numbers, builder)
+    """The forward pass of a packed plan, after its block-table changes, all of it worked out on the device."""
+    batch, (*_, blocks, places) = packed_rows(shape, numbers, builder), shape.views(numbers)
+    builder.block_table[places[:, 0], places[:, 1]] = blocks
     slots = batch.row_slots[batch.rows].long()
     tokens = builder.token_ring[slots, batch.positions % builder.token_ring.shape[1]].long()
     batch = dataclasses.replace(

@@ -47,7 +47,7 @@ class StepGraphs:
     def __init__(self, model: Model, builder: BatchBuilder, graphs: GraphCache, logits: Tensor) -> None:
         self._model, self._builder, self._graphs = model, builder, graphs
         self._logits, self._max_tokens = logits, len(logits)
-        self._staged = Staged(8 * (len(logits) + ALIGNMENT), builder.device)
+        self._staged = Staged(12 * (len(logits) + ALIGNMENT), builder.device)
         self._token_ids = torch.zeros(len(logits), dtype=torch.int64, device=builder.device)
         self._is_finite = torch.zeros(len(logits), dtype=torch.bool, device=builder.device)
 
@@ -73,7 +73,8 @@ class StepGraphs:
         step = self._graphs.find(shape, lambda: self._record(shape))
         if step is None:
             return None
-        builder.apply_changes(plan)
+        if not shape.has_room(plan):
+            builder.apply_changes(plan)
         shape.pack(plan, self._staged.host)
         step.replay()
         num_tokens = plan.num_tokens
