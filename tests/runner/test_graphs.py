@@ -20,6 +20,7 @@ from deepinfer.cache.pools import CachePools
 from deepinfer.config.engine import EngineConfig
 from deepinfer.messages import SlotSetup, StepPlan
 from deepinfer.ops.batch import Computed
+from deepinfer.ops.transfer import Staged
 from deepinfer.runner.build import build_runner
 from deepinfer.runner.graph_cache import RIPE, CudaRecorder, GraphCache
 from deepinfer.runner.graph_shapes import StepShape, padded, padded_batch
@@ -308,6 +309,23 @@ def test_a_step_waits_for_its_tokens_and_drafts_alone(
         num_tokens, num_checked = num_tokens + len(result.token_ids), num_checked + int(result.num_checked.sum())
     starts = runner.speculation.progress.starts[[1, 2]]
     assert starts.sum() == plan.starts.sum() + num_tokens and num_checked == 2 * 2 * (3 * RIPE - 1)
+
+
+@on_card
+def test_numbers_of_the_host_are_those_of_the_replay_and_not_of_the_recording() -> None:
+    staged, found = Staged(4, DEVICE), torch.zeros(4, dtype=torch.int32, device=DEVICE)
+    staged.host[:] = 1
+
+    def call() -> None:
+        torch.cuda._sleep(50_000_000)  # some 30 ms
+        staged.send(4)
+        found.copy_(staged.numbers)
+
+    replay = CudaRecorder().record(call)
+    staged.host[:] = 2
+    assert found.tolist() == [1] * 4
+    replay()
+    assert found.tolist() == [2] * 4
 
 
 @on_card
