@@ -1,6 +1,6 @@
 """Host time of a captured decode step without a device: what the device thread does around the kernels.
 
-    PYTHONPATH=src python benchmarks/step_host.py [--requests 8,64,256] [--steps 300] [--policy all]
+    PYTHONPATH=src python benchmarks/step_host.py [--requests 8,64,256] [--steps 300] [--policy all] [--cold]
 
 Runner, graphs, drafting and sampler are the real ones; a recorded graph does nothing, and tensors lie on the host. So
 only Python, numpy and the calls into torch count. Each such call would be a copy or a kernel on a device and cost the
@@ -9,7 +9,7 @@ host some 5 us more, so their number is told too. Every request drafts 3 tokens 
 forward: from the plan until its graph is launched; it is hidden behind the drafts of the step before where all are
 checked. between: from the arrival of the tokens until the drafts' graph is launched, which a device waits for; nothing
 where the drafts follow the step without the host. rest: what is done while the step or the drafts are computed.
-Milliseconds, medians.
+Milliseconds, medians. --cold: each wait reads so much other memory that the caches hold nothing else behind it.
 """
 
 from __future__ import annotations
@@ -47,18 +47,36 @@ WARM = 20
 HOST = torch.device("cpu")
 
 
+class Clock:
+    """Seconds without those that the caches were filled in."""
+
+    def __init__(self, other_bytes: int) -> None:
+        self._other, self._filling = np.zeros(other_bytes, dtype=np.uint8), 0.0
+
+    def now(self) -> float:
+        return time.perf_counter() - self._filling
+
+    def fill_caches(self) -> None:
+        begin = time.perf_counter()
+        self._other.sum()
+        self._filling += time.perf_counter() - begin
+
+
 class Nothing:
     """A recorder of graphs that do nothing but note when."""
 
     num_bytes = 0
     replayed = 0.0
 
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+
     def record(self, call: Callable[[], None]) -> Callable[[], None]:
         call()
         return self.replay
 
     def replay(self) -> None:
-        self.replayed = time.perf_counter()
+        self.replayed = self._clock.now()
 
     def reset(self) -> None:
         pass
@@ -135,25 +153,26 @@ def plan_of(num_rows: int, temperature: float | None = None) -> StepPlan:
     return plan
 
 
-def measure(num_rows: int, num_steps: int, policy: DraftPolicy, temperature: float) -> list[float]:
+def measure(num_rows: int, num_steps: int, policy: DraftPolicy, temperature: float, clock: Clock) -> list[float]:
     """Medians of forward, between and rest in ms, and the calls of forward and of the others."""
-    recorder, arrived = Nothing(), [0.0]
+    recorder, arrived = Nothing(clock), [0.0]
     wait = Arrival.wait
 
     def noted(arrival: Arrival) -> list[Any]:
         found = wait(arrival)
-        arrived[0] = time.perf_counter()
+        clock.fill_caches()
+        arrived[0] = clock.now()
         return found
 
     setattr(Arrival, "wait", noted)  # noqa: B010
     runner = make_runner(num_rows, policy, temperature, recorder)
     plan, times = plan_of(num_rows), []
     for step in range(WARM + num_steps):
-        start = time.perf_counter()
+        start = clock.now()
         forwarded = runner.forward(plan)
-        queued = time.perf_counter()
+        queued = clock.now()
         runner.sample(forwarded)
-        end = time.perf_counter()
+        end = clock.now()
         between = max(0.0, recorder.replayed - arrived[0])
         if step >= WARM:
             times.append((queued - start, between, end - queued - between))
@@ -170,13 +189,15 @@ def main() -> None:
     parser.add_argument("--requests", default="8,64,256")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--policy", choices=("all", "worthwhile"), default="all")
+    parser.add_argument("--cold", action="store_true")
     parser.add_argument("--temperature", type=float, default=0.0)
     given = parser.parse_args()
+    clock = Clock(64 << 20 if given.cold else 0)
     print(f"{'requests':>8} {'forward':>9} {'between':>9} {'rest':>9}   calls of forward, others")
     for num_rows in map(int, given.requests.split(",")):
         costs = FixedCosts([1, 2048], [1.0, 1.001]), FixedCosts([1, 2048], [1e-6, 2e-6])
         policy = CheckAll() if given.policy == "all" else CheckWorthwhile(DRAFTS, *costs)
-        *parts, first, second = measure(num_rows, given.steps, policy, given.temperature)
+        *parts, first, second = measure(num_rows, given.steps, policy, given.temperature, clock)
         cells = " ".join(f"{part:>9.3f}" for part in parts)
         print(f"{num_rows:>8} {cells}   {first:.0f}, {second:.0f}", flush=True)
 
