@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from deepinfer.speculate.verify import count_tokens
+from deepinfer.speculate.verify import checked_drafts, count_tokens
 
 
 def kept(drawn, drafts, usable=None):
@@ -9,7 +9,9 @@ def kept(drawn, drafts, usable=None):
     flat = np.array([token for row in drawn for token in row], dtype=np.int32)
     flags = np.ones(len(flat), dtype=np.bool_) if usable is None else np.array(usable)
     counts = np.array([len(row) for row in drawn], dtype=np.int32)
-    return count_tokens(flat, flags, counts, np.array(drafts, dtype=np.int32)).tolist()
+    places = np.concatenate([np.arange(count) for count in counts])
+    checked = checked_drafts(np.array(drafts, dtype=np.int32), counts, places)
+    return count_tokens(flat, flags, checked, counts.cumsum() - counts).tolist()
 
 
 @pytest.mark.parametrize(

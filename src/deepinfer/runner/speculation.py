@@ -24,7 +24,7 @@ from deepinfer.sampling.sampler import Sampled, Sampler
 from deepinfer.speculate.calibration import Signs
 from deepinfer.speculate.policy import DraftPolicy
 from deepinfer.speculate.progress import SlotProgress, decode_rows
-from deepinfer.speculate.verify import count_tokens
+from deepinfer.speculate.verify import checked_drafts, count_tokens
 from deepinfer.structured.rows import ConstrainedRows
 
 
@@ -61,6 +61,7 @@ class Speculation:
         self._drafts, self._builder, self._sampler, self._policy = drafts, builder, sampler, policy
         self._on_way: _Drafted | None = None
         self._checked: tuple[Int32, Int32, Int32] | None = None  # slots, checked and accepted drafts of a step
+        self._expected = np.zeros(0, dtype=np.int32)  # the drafts that a step checks, of each line
         self.progress = SlotProgress(num_slots)
         self._tokens = np.zeros((num_slots + 1, num_drafts), dtype=np.int32)
         self._signs = np.zeros((len(Signs._fields), num_slots + 1, num_drafts), dtype=np.float32)
@@ -132,7 +133,10 @@ class Speculation:
     def before(self, lines: Lines) -> Before | None:
         """The drafts before each line; None when no row checks any, or none whose earlier tokens matter."""
         self._receive()
-        if lines.is_single or not self._sampler.remembers(lines.slots):
+        if lines.is_single:
+            return None
+        self._expected = checked_drafts(self._tokens[lines.slots], lines.counts, lines.line_places)
+        if not self._sampler.remembers(lines.slots):
             return None
         return Before(self._builder.int64(self._tokens[lines.line_slots]), lines.line_places)
 
@@ -154,7 +158,7 @@ class Speculation:
         """Tokens that each row keeps [rows], of those drawn [lines]; 0 for the padding rows."""
         num_tokens = (lines.slots > 0).astype(np.int32)
         if not lines.is_single:
-            num_tokens *= count_tokens(token_ids, is_usable, lines.counts, self._tokens[lines.slots])
+            num_tokens *= count_tokens(token_ids, is_usable, self._expected, lines.offsets)
             self._checked = lines.slots, lines.counts - 1, num_tokens - 1
         self.progress.starts[lines.slots] = lines.firsts + num_tokens - 1
         self._num_ready[lines.slots] = 0

@@ -13,24 +13,27 @@ import numpy as np
 
 from deepinfer.messages import Bool, Int32
 
+NO_DRAFT = -1
 
-def count_tokens(token_ids: Int32, is_usable: Bool, num_lines: Int32, drafts: Int32) -> Int32:
+
+def checked_drafts(drafts: Int32, num_lines: Int32, line_places: Int32) -> Int32:
+    """The draft that is checked at each line [lines]; NO_DRAFT at the last one of each row.
+
+    drafts: [rows, most], of which a row checks the first num_lines - 1. num_lines: [rows], 1 or more.
+    line_places: [lines], 0 .. num_lines - 1 for each row.
+    """
+    rows = np.arange(len(num_lines)).repeat(num_lines)
+    checked: Int32 = drafts[rows, np.minimum(line_places, drafts.shape[1] - 1)]
+    checked[num_lines.cumsum() - 1] = NO_DRAFT
+    return checked
+
+
+def count_tokens(token_ids: Int32, is_usable: Bool, checked: Int32, offsets: Int32) -> Int32:
     """Tokens that each row keeps [rows] int32: one more than its accepted drafts.
 
-    token_ids, is_usable: [lines] what was drawn after the newest token and after each checked draft,
-        row after row. num_lines: [rows], 1 + checked drafts. drafts: [rows, most]; a row has checked the
-        first num_lines - 1 of its line.
+    token_ids, is_usable: [lines] what was drawn after the newest token and after each checked draft, row after row,
+        from offsets [rows] on. checked: [lines], see `checked_drafts`.
     A line that is not usable ends its row; it is the last that is kept.
     """
-    most = int(num_lines.max(initial=1)) - 1
-    if most == 0:
-        return np.ones_like(num_lines)
-    place = np.arange(most)
-    places = (num_lines.cumsum() - num_lines)[:, None] + place
-    agrees = np.zeros((len(num_lines), most + 1), dtype=np.bool_)
-    drafted = agrees[:, :most]
-    np.equal(token_ids.take(places, mode="clip"), drafts[:, :most], out=drafted)
-    drafted &= is_usable.take(places, mode="clip")
-    drafted &= place < num_lines[:, None] - 1
-    num_tokens: Int32 = (1 + agrees.argmin(axis=1)).astype(np.int32)
-    return num_tokens
+    ends = np.flatnonzero((token_ids != checked) | ~is_usable)
+    return (ends[ends.searchsorted(offsets)] - offsets + 1).astype(np.int32)
