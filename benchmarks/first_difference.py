@@ -95,7 +95,7 @@ class Requests:
         plan = self._plan(slots, np.array(starts), np.array(counts), parts, step)
         self.trace.calls = []
         if is_padded:
-            shape = StepShape.of(plan, self.builder.block_tokens, self.builder.block_table.shape[1], feeds_draft=True)
+            shape = StepShape.of(plan, self.builder.block_tokens, self.builder.max_columns, feeds_draft=True)
             packed = np.zeros(shape.size, dtype=np.int32)
             shape.pack(plan, packed)
             batch = padded_batch(shape, torch.from_numpy(packed).to(self.builder.device), self.builder)

@@ -156,7 +156,7 @@ class Rank:
     def _captured_ops(self, plan: StepPlan) -> dict[str, float]:
         """Seconds of each op in a graph with events around all of them."""
         builder, model = self._runner.builder, self._runner.model
-        shape = StepShape.of(plan, builder.block_tokens, builder.block_table.shape[1], feeds_draft=True)
+        shape = StepShape.of(plan, builder.block_tokens, builder.max_columns, feeds_draft=True)
         staged = Staged(shape.size, builder.device)
         shape.pack(plan, staged.host)
 

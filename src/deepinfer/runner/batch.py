@@ -26,7 +26,7 @@ class BatchBuilder:
     def __init__(self, ops: Ops, num_slots: int, max_columns: int, block_tokens: int, token_ring: Tensor, window: int):
         self._ops = ops
         self.device = token_ring.device
-        self.block_tokens = block_tokens
+        self.block_tokens, self.max_columns = block_tokens, max_columns
         self.block_table = torch.zeros(num_slots + 1, max_columns, dtype=torch.int32, device=self.device)
         self.token_ring = token_ring  # [slots, length] int32
         self.window = window  # positions that a token sees in its window

@@ -69,7 +69,7 @@ class StepGraphs:
         None: nothing was done, the step is to be run without a graph.
         """
         builder = self._builder
-        shape = StepShape.of(plan, builder.block_tokens, builder.block_table.shape[1], feeds_draft=feeds_draft)
+        shape = StepShape.of(plan, builder.block_tokens, builder.max_columns, feeds_draft=feeds_draft)
         step = self._graphs.find(shape, lambda: self._record(shape))
         if step is None:
             return None
