@@ -285,7 +285,7 @@ class Speculation:
         """Rows of these slots checked so many drafts and accepted so many [rows]."""
         rows = np.flatnonzero(checked)
         slots, checked = slots[rows], checked[rows]
-        accepted = np.minimum(accepted[rows], self._num_useful[slots]).clip(0)
+        accepted = np.maximum(np.minimum(accepted[rows], self._num_useful[slots]), 0)
         self._policy.observe(self._signs_of(slots), checked, accepted)
         self._counts = dataclasses.replace(
             self._counts,

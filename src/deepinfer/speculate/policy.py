@@ -134,7 +134,7 @@ class CheckWorthwhile:
 
     def choose(self, signs: Signs, room: Int32, num_useful: Int32, num_other: int) -> Int32:
         room = np.minimum(room, num_useful)
-        total = int(room.clip(0).sum())
+        total = int(np.maximum(room, 0).sum())
         if total == 0:
             return np.minimum(room, 0)
         survival: Float64 = self._calibration.chances(signs).cumprod(axis=1)
