@@ -234,6 +234,24 @@ def multiply(a, b, total, IMPRECISE: tl.constexpr):
     return tl.dot(a, b, total, max_num_imprecise_acc=IMPRECISE)
 
 
+# exp, one more, and the reciprocal, by one instruction each.
+SIGMOID = tl.constexpr("""{
+    .reg .f32 y;
+    mul.f32 y, $1, 0fBFB8AA3B;
+    ex2.approx.ftz.f32 y, y;
+    add.f32 y, y, 0f3F800000;
+    rcp.approx.ftz.f32 $0, y;
+}""")
+
+
+@triton.jit
+def sigmoid(x):
+    """The bits of tl.sigmoid, which first looks for numbers too small or too large; zero for those below 2 ** -126."""
+    if INTERPRETED:
+        return tl.sigmoid(x)
+    return tl.inline_asm_elementwise(SIGMOID, "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+
+
 @triton.jit
 def cosine(x):
     """Of any angle in float32; the fast instruction is wrong far from zero."""

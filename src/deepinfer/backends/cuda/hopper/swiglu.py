@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from deepinfer.backends.cuda.hopper.begin import begin
-from deepinfer.backends.cuda.hopper.numbers import power, to_bf16
+from deepinfer.backends.cuda.hopper.numbers import power, sigmoid, to_bf16
 from deepinfer.backends.cuda.hopper.panels import Panels, Places, empty_panels, write_panels
 from deepinfer.backends.cuda.hopper.quant import E4M3, Rows, on_scale, rounded_groups
 from deepinfer.backends.cuda.hopper.sizes import cdiv, two_powers_of_2
@@ -24,9 +24,9 @@ def activated(
     gate = tl.load(both + line * 2 * INNER + column, mask=is_here, other=0.0).to(tl.float32)
     up = tl.load(both + line * 2 * INNER + INNER + column, mask=is_here, other=0.0).to(tl.float32)
     if HAS_LIMIT:
-        gate = tl.where(gate > limit, limit, gate)
-        up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
-    return to_bf16(gate * tl.sigmoid(gate) * up * factor).to(tl.float32)
+        gate = tl.minimum(gate, limit, tl.PropagateNan.ALL)
+        up = tl.clamp(up, -limit, limit, tl.PropagateNan.ALL)
+    return to_bf16(gate * sigmoid(gate) * up * factor).to(tl.float32)
 
 
 @triton.jit
