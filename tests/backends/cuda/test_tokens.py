@@ -9,7 +9,7 @@ import torch
 from backends.cuda import pair
 from backends.cuda.pair import DEVICE
 from deepinfer.errors import ShapeError
-from deepinfer.speculate.verify import count_tokens
+from deepinfer.speculate.verify import checked_drafts, count_tokens
 from ops import world
 
 SLOTS = [3, 0, 1, 6, 2, 4, 7]
@@ -22,8 +22,9 @@ def test_rows_keep_what_the_host_would_and_the_ring_holds_the_newest(name: str, 
     counts, starts = random.integers(1, most + 2, len(SLOTS)), random.integers(0, 1000, len(SLOTS))
     drafts = random.integers(0, 2, (len(SLOTS), max(most, 1))).astype(np.int32)
     drawn, usable = random.integers(0, 2, counts.sum()), random.random(counts.sum()) < 0.9
-    kept = count_tokens(drawn.astype(np.int32), usable, counts, drafts)
-    last, length = np.cumsum(counts) - counts + kept - 1, most + 9
+    offsets, places = np.cumsum(counts) - counts, np.concatenate([np.arange(count) for count in counts])
+    kept = count_tokens(drawn.astype(np.int32), usable, checked_drafts(drafts, counts, places), offsets)
+    last, length = offsets + kept - 1, most + 9
     ring = torch.full((9, length + 2), -1, dtype=torch.int32)[:, 1:-1]  # a view into slots
     for slot, start, own in zip(SLOTS, starts, drafts, strict=True):
         ring[slot, (start + 1 + np.arange(len(own))) % length] = torch.from_numpy(own)
