@@ -83,6 +83,7 @@ class CudaRecorder:
             graph.capture_end()
         with contextlib.suppress(RuntimeError):
             torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), self._pool)
+        self._pool = torch.cuda.graph_pool_handle()  # the allocator may take the old one as recording still
 
     def reset(self) -> None:
         torch.cuda.synchronize()

@@ -41,7 +41,7 @@ def alone(llm: LLM) -> Lines:
 
 def test_logits_agree_with_the_oracle(llm: LLM) -> None:
     difference = goldens.relative_difference(llm.score(goldens.prompt(200).tokens), goldens.logits(200, "exact"))
-    assert np.median(difference) <= 0.15  # torch's ops in `fast`, on a CPU, differ as much
+    assert np.median(difference) <= 0.25  # `exact` with 0.2 % of noise on attended heads differs by 0.13
 
 
 @pytest.mark.parametrize("size", [2, 7, 64, 256])
