@@ -95,7 +95,7 @@ def test_packed_experts_equal_the_reference(packs, experts, inner, hidden, limit
 @pytest.mark.parametrize("missing_bytes", [0, 2])
 def test_experts_are_kept_as_e4m3_too_where_a_layers_copies_have_room(packs, missing_bytes, monkeypatch):
     copied = 3 * (2 + 2) * 2 * 2 * 8192  # bytes: experts, tiles of 128 rows of both, steps, groups
-    monkeypatch.setattr("deepinfer.ops.copies.COPY_SHARE", 0.5)
+    monkeypatch.setattr("deepinfer.ops.expert_copies.COPY_SHARE", 0.5)
     monkeypatch.setattr(moe, "memory_bytes", lambda device: 2 * copied - missing_bytes)
     monkeypatch.setattr(moe, "widened", lambda chunks: chunks + 1)
     prepared = moe.prepare_experts(weights_of(3, 64, 96))

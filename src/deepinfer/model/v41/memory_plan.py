@@ -11,7 +11,7 @@ from deepinfer.model.v41.caches import cache_layout
 from deepinfer.model.v41.config import ModelConfig
 from deepinfer.model.v41.names import catalogue
 from deepinfer.model.v41.report import PartFigures, part_figures
-from deepinfer.ops.copies import copy_bytes
+from deepinfer.ops.expert_copies import copy_bytes
 
 GIB = 2**30
 RESERVED_SHARE = 0.05  # of the device, for activations and work space

@@ -24,7 +24,7 @@ from deepinfer.backends.cuda.hopper.quant import Rows, quantise
 from deepinfer.backends.cuda.hopper.sizes import cdiv, next_power_of_2
 from deepinfer.backends.cuda.hopper.swiglu import swiglu, swiglu_panels
 from deepinfer.backends.cuda.native import memory_bytes
-from deepinfer.ops.copies import copy_bytes
+from deepinfer.ops.expert_copies import copy_bytes
 from deepinfer.ops.reference.shapes import expect, require
 from deepinfer.ops.weights import ExpertWeights, RouterWeights
 

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from deepinfer.backends.cuda.hopper.experts import Stack
 from deepinfer.backends.cuda.hopper.panels import STEP, TOKEN_TILE, Panels, Places
 from deepinfer.backends.cuda.native import Kernel, load, num_multiprocessors
-from deepinfer.ops.copies import MAX_EXPERTS, TILE
+from deepinfer.ops.expert_copies import MAX_EXPERTS, TILE
 
 SOURCE = Path(__file__).parent / "native" / "products.cu"
 FEW_SOURCE = SOURCE.with_name("few_products.cu")

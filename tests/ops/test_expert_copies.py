@@ -2,7 +2,7 @@
 
 import pytest
 
-from deepinfer.ops.copies import COPY_SHARE, copy_bytes
+from deepinfer.ops.expert_copies import COPY_SHARE, copy_bytes
 
 
 @pytest.mark.parametrize(
