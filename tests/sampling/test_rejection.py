@@ -13,7 +13,7 @@ from deepinfer.sampling.before import Before
 from deepinfer.sampling.params import SamplingParams
 from deepinfer.sampling.rejection import DRAFT_NOISE, Proposed
 from deepinfer.sampling.sampler import Sampler
-from deepinfer.speculate.verify import count_tokens
+from deepinfer.speculate.verify import checked_drafts, count_tokens
 
 NUM_DRAWS, VOCAB = 20_000, 6
 CHI_SQUARE_35 = 66.6  # exceeded once in a thousand times, with 35 degrees of freedom
@@ -34,7 +34,8 @@ def first_two_tokens(acceptance: str, temperature: float) -> np.ndarray:
     # Two lines a row: after the prompt, and after the draft.
     logits = torch.stack([target[0].expand(NUM_DRAWS, -1), target[1 + drafted]], dim=1).flatten(0, 1)
     drafts = drafted.numpy().astype(np.int32)[:, None]
-    before = Before(drafted.repeat_interleave(2)[:, None], np.tile(np.array([0, 1], dtype=np.int32), NUM_DRAWS))
+    places = np.tile(np.array([0, 1], dtype=np.int32), NUM_DRAWS)
+    before = Before(drafted.repeat_interleave(2)[:, None], places)
     proposed = None
     if acceptance == "rejection":
         proposed = Proposed(np.arange(0, 2 * NUM_DRAWS, 2), drafted, drawn_from)
@@ -43,7 +44,7 @@ def first_two_tokens(acceptance: str, temperature: float) -> np.ndarray:
     )
     tokens = drawn.token_ids.numpy().reshape(NUM_DRAWS, 2)
     flat, usable = tokens.ravel().astype(np.int32), np.ones(2 * NUM_DRAWS, dtype=np.bool_)
-    num_tokens = count_tokens(flat, usable, 2 * ones, drafts)
+    num_tokens = count_tokens(flat, usable, checked_drafts(drafts, 2 * ones, places), np.arange(0, 2 * NUM_DRAWS, 2))
     assert 0.2 < (num_tokens == 2).mean() < 0.95
     again = sampler.sample(target[1 + torch.from_numpy(tokens[:, 0])], slots, 2 * ones).token_ids.numpy()
     return np.stack([tokens[:, 0], np.where(num_tokens == 2, tokens[:, 1], again)], axis=1)
