@@ -87,7 +87,10 @@ def test_large_products_equal_the_reference(tokens, dtype, limit, monkeypatch):
 )
 def test_large_products_have_enough_whole_tiles(tokens, rows, width, stride, expected):
     x = torch.empty(tokens, stride, dtype=torch.bfloat16, device="meta")[:, :width]
-    assert large_products.is_large(x, x.new_empty(rows, width), x.new_empty(tokens, -(-rows // 8) * 8)) == expected
+    given = x.new_empty(rows, width), x.new_empty(tokens, -(-rows // 8) * 8)
+    assert large_products.is_large(x, *given) == expected
+    apart = torch.empty(tokens, 2 * stride, dtype=torch.bfloat16, device="meta")[:, : 2 * width : 2]
+    assert not large_products.is_large(apart, *given)
 
 
 @pair.on_device

@@ -99,8 +99,8 @@ def pack_index(x: Tensor) -> Tensor:
     """[..., d] float32 -> index rows [..., d / 2 + d / 32] uint8."""
     groups = _blocks(x, BLOCK)
     peak = groups.abs().amax(-1, keepdim=True).clamp_min(FP4_MAX * 2.0**-126)
-    exponent = _exponent(peak * tables(x.device).inverse_fp4_max)
-    return torch.cat([_e2m1_bytes(groups / _power(exponent)), exponent.squeeze(-1).to(torch.uint8)], dim=-1)
+    exponent = exponent_at_least(peak * tables(x.device).inverse_fp4_max)
+    return torch.cat([_e2m1_bytes(groups / power_of_2(exponent)), exponent.squeeze(-1).to(torch.uint8)], dim=-1)
 
 
 def unpack_index(rows: Tensor) -> Tensor:
@@ -152,8 +152,8 @@ def _to_fp8(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """e4m3 codes [..., blocks, 32], their exponent bytes and their scales, both [..., blocks, 1]."""
     groups = _blocks(x, BLOCK)
     peak = groups.abs().amax(-1, keepdim=True).clamp_min(1e-4)
-    exponent = _exponent(peak * tables(x.device).inverse_fp8_max)
-    scale = _power(exponent)
+    exponent = exponent_at_least(peak * tables(x.device).inverse_fp8_max)
+    scale = power_of_2(exponent)
     return (groups / scale).to(E4M3), exponent, scale  # at most 448 and a last bit, which rounds to 448
 
 
@@ -164,12 +164,12 @@ def _e2m1_bytes(groups: Tensor) -> Tensor:
     return (codes[..., 0::2] | codes[..., 1::2] << 4).to(torch.uint8)
 
 
-def _exponent(x: Tensor) -> Tensor:
+def exponent_at_least(x: Tensor) -> Tensor:
     """Exponent byte of the smallest power of two that is at least x, for normal x > 0; 255 for inf and NaN."""
     return ((x.view(torch.int32) - 1) >> 23).add_(1).clamp_(max=255)
 
 
-def _power(exponent: Tensor) -> Tensor:
+def power_of_2(exponent: Tensor) -> Tensor:
     """2 ** (exponent - 127) as float32, for exponents 1 .. 254; inf for 255."""
     return (exponent << 23).view(torch.float32)
 

@@ -84,4 +84,5 @@ def _num_tiles(num_tokens: int, num_rows: int) -> int:
 
 
 def _is_aligned(tensor: Tensor) -> bool:
-    return tensor.data_ptr() % 16 == 0 and tensor.stride(0) * tensor.element_size() % 16 == 0
+    row_bytes = tensor.stride(0) * tensor.element_size()
+    return tensor.stride(1) == 1 and row_bytes % 16 == 0 and tensor.data_ptr() % 16 == 0

@@ -69,7 +69,7 @@ def rounded(matrix: Matrix) -> Matrix:
 def _rounded(values: Tensor) -> tuple[Tensor, Tensor]:
     """e4m3 codes of [rows, width] bf16, and the least power of two of each row that fits them."""
     peak = values.abs().amax(-1).float().clamp_min(LEAST_PEAK)
-    scale = torch.exp2(torch.ceil(torch.log2(peak / quant.FP8_MAX)))
+    scale = quant.power_of_2(quant.exponent_at_least(peak / quant.FP8_MAX))
     return (values.float() / scale.unsqueeze(1)).to(E4M3), scale
 
 
